@@ -156,10 +156,10 @@ class Generate(Message, frozen=True, tag="Generate"):
 
     The last segment ends at `len(tokens)`; the output belongs to its scope.
 
-    `emitted` are the output tokens, by choice, that an earlier attempt had put out; empty in a first attempt. The output
-    continues after them as if this replica had drawn them: limits, `credit`, `Tokens.start`, positions for the seed and
-    `counts.output` go on from there. `credit` is how many output tokens may be sent before the first `Credit`. Fairness
-    is by `lane`, `flow`, `sub_flow` and `weight`.
+    `emitted` are the output tokens, by choice, that an earlier attempt had put out; empty in a first attempt. The
+    output continues after them as if this replica had drawn them: limits, `credit`, `Tokens.start`, positions for the
+    seed and `counts.output` go on from there. `credit` is how many output tokens may be sent before the first `Credit`.
+    Fairness is by `lane`, `flow`, `sub_flow` and `weight`.
 
     `grammar` is a JSON object with one key, which the output must fulfil: `json_schema` (a schema), `regex` (a regular
     expression), `choice` (a list of texts), `grammar` (Lark or GBNF) or `calls` (a Lark text with places for schemas).

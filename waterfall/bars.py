@@ -130,7 +130,7 @@ def waterfall(record: Record, until: int | None = None) -> Waterfall:
         if what == m.BEGAN and told is not None:
             continue  # the replica said it more exactly
         if what == m.FIRST_TOKEN:
-            first_token = at - start
+            first_token = at - start if first_token is None else first_token
             stage = stage if told is None else "transfer"
         elif what == m.DONE and span.first is None:
             stage = _unanswered(told)

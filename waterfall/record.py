@@ -9,10 +9,18 @@ from protocol.requests import Timeline
 
 
 class Attempt(Struct, frozen=True, array_like=True, gc=False):
-    """One attempt at a replica; `timeline` is what the replica reported of it, None if it reported nothing."""
+    """One attempt at a replica; `timeline` is what the replica reported of it, None if it reported nothing.
+
+    `after`: what became of the replica of the attempt before: `lost`, `stopped`, `refused`; "" for the first one.
+    `emitted`: output tokens that it went on after. `other_numerics`: the tokens after them may be others than that
+    replica would have drawn.
+    """
 
     replica: str
     timeline: Timeline | None = None
+    after: str = ""
+    emitted: int = 0
+    other_numerics: bool = False
 
 
 class Record(Struct, frozen=True, array_like=True, gc=False):

@@ -110,10 +110,8 @@ class InputProcessor:
             check_sampling(sampling, vocabulary)
         except InvalidSampling as error:
             raise Rejected(str(error)) from error
-        if generate.reasoning is not None:
-            _check_reasoning(generate.reasoning, vocabulary)
-        if generate.emitted:
-            _check_emitted(generate)
+        _check_reasoning(generate.reasoning, vocabulary)
+        _check_emitted(generate)
         # After its deadline it ends before it begins; its grammar, which may be what took so long, is not needed.
         expired = generate.deadline is not None and generate.deadline <= self._clock()
         grammar = None if generate.grammar is None or expired else self._grammar(generate.grammar, compiled)
@@ -227,8 +225,10 @@ def _guide(generate: Generate, answer: GrammarGuide | None) -> Guide | None:
     return ReasoningGuide(generate.reasoning, generate.sampling.stop_tokens, answer)
 
 
-def _check_reasoning(reasoning: Reasoning, vocabulary: int) -> None:
+def _check_reasoning(reasoning: Reasoning | None, vocabulary: int) -> None:
     """Check the markers and the budget. Raises Rejected, naming the field."""
+    if reasoning is None:
+        return
     if not reasoning.end:
         raise Rejected("reasoning.end: it is empty")
     if reasoning.budget is not None and reasoning.budget < 0:
@@ -244,6 +244,8 @@ def _check_reasoning(reasoning: Reasoning, vocabulary: int) -> None:
 
 def _check_emitted(generate: Generate) -> None:
     """Check what an earlier attempt left. Raises Rejected, naming the field."""
+    if not generate.emitted:
+        return
     if len(generate.emitted) != generate.choices:
         raise Rejected(f"emitted: it is of {len(generate.emitted)} choices, the request has {generate.choices}")
     longest, most = max(map(len, generate.emitted)), generate.sampling.max_tokens

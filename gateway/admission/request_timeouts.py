@@ -9,10 +9,10 @@ class RequestTimeouts(Struct, frozen=True, kw_only=True):
     """Times in seconds.
 
     `request`: from admission to the end. `retry`: how long a request waits for a replica: before its admission, where
-    none is healthy; and later for another one, or the same one started again, where its own was lost before anything
-    was delivered. `done`: how long a replica may take to answer an abort. `replay`: how long the journal of a lost
-    replica is waited for, before the request is settled by what the gateway saw. `recovery`: how long after all this a
-    journal may still come back to a living gateway.
+    none is healthy; and later for another one, or the same one started again, where its own was lost. `done`: how long
+    a replica may take to answer an abort. `replay`: how long the journal of a lost replica is waited for, before the
+    request is settled by what the gateway saw. `recovery`: how long after all this a journal may still come back to a
+    living gateway.
     """
 
     request: float = 600.0

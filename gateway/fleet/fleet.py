@@ -19,7 +19,7 @@ from gateway.served_models.registry import ModelRegistry
 from protocol.addresses import parse_address
 from protocol.frames import ToGateway
 from protocol.replicas import Fenced, Heartbeat, Hello, Purge, Scope
-from protocol.requests import ATTEMPT_VERSION, Ack, Began, Done, Generate, PromptLogprobs, Tokens
+from protocol.requests import ATTEMPT_VERSION, CONTINUE_VERSION, Ack, Began, Done, Generate, PromptLogprobs, Tokens
 
 log = structlog.get_logger("gateway.fleet")
 
@@ -98,16 +98,24 @@ class Fleet:
         """The oldest protocol version among the healthy replicas of a model, 0 if there are none."""
         return min((link.hello.version for link in self.healthy(model) if link.hello), default=0)
 
-    def candidates(self, model: str, version: int = 1, *, after: ReplicaStream | None = None) -> list[ReplicaLink]:
+    def candidates(
+        self, model: str, version: int = 1, *, after: ReplicaStream | None = None, goes_on: bool = False
+    ) -> list[ReplicaLink]:
         """The healthy replicas of a model that speak this protocol version. Raises Unavailable if there is none.
 
-        `after`: an earlier attempt of the request, which came to nothing (`_may_follow`).
+        `after`: an earlier attempt of the request, which came to nothing (`_may_follow`). `goes_on`: it goes on after
+        the tokens of that attempt, which only the same weights would have drawn; of those that have them the ones with
+        its numerics come first.
         """
         healthy = [
             link
             for link in self.healthy(model)
             if link.hello and link.hello.version >= version and (after is None or _may_follow(link.hello, after))
         ]
+        if goes_on and after is not None:
+            healthy = [link for link in healthy if link.hello and link.hello.model.digest == after.model_digest]
+            alike = [link for link in healthy if link.hello and link.hello.numerics == after.numerics]
+            healthy = alike or healthy
         if not healthy:
             if self.disks_full(model):
                 raise Unavailable(f"The disk of a replica of {model!r} is full; try again shortly.", retry_after=5.0)
@@ -120,25 +128,33 @@ class Fleet:
         version: int = 1,
         *,
         after: ReplicaStream | None = None,
+        goes_on: bool = False,
         conversation: bytes = b"",
         tokens: int = 0,
     ) -> ReplicaLink:
         """One of the `candidates`: that which has the KV of this conversation, by its key and its prompt's tokens; the
         least loaded one without a key. Raises Unavailable."""
-        candidates = self.candidates(model, version, after=after)
+        candidates = self.candidates(model, version, after=after, goes_on=goes_on)
         if not conversation:
             return min(candidates, key=lambda link: link.load)
         return self._affinity.choose(conversation, tokens, candidates)
 
     async def wait_for(
-        self, model: str, timeout_s: float, *, after: ReplicaStream | None = None, unless: Callable[[], bool]
+        self,
+        model: str,
+        timeout_s: float,
+        *,
+        after: ReplicaStream | None = None,
+        goes_on: bool = False,
+        unless: Callable[[], bool],
     ) -> ReplicaLink | None:
         """Choose a replica for a first attempt, or for the one that follows `after`, as soon as there is a candidate;
-        None if there is none in `timeout_s` seconds, or once `unless` is true."""
+        None if there is none in `timeout_s` seconds, or once `unless` is true. `goes_on`: as for `candidates`."""
         end, version = time.monotonic() + timeout_s, 1 if after is None else after.version
+        version = max(version, CONTINUE_VERSION) if goes_on else version
         while not unless():
             with contextlib.suppress(Unavailable):
-                return self.choose(model, version, after=after)
+                return self.choose(model, version, after=after, goes_on=goes_on)
             if time.monotonic() >= end:
                 return None
             await asyncio.sleep(_POLL_S)
@@ -149,7 +165,7 @@ class Fleet:
         hello = link.hello
         if hello is None or not link.up:
             raise Unavailable("The replica was lost; try again shortly.", retry_after=2.0)
-        stream = ReplicaStream(request, hello.replica, hello.model.digest, epoch=hello.epoch)
+        stream = ReplicaStream(request, hello.replica, hello.model.digest, epoch=hello.epoch, numerics=hello.numerics)
         stream.link = link
         self._streams.setdefault(request.id, {})[request.attempt] = stream
         link.running += 1

@@ -33,31 +33,34 @@ class MessageSender(Protocol):
 
 
 class ReplicaStream:
-    """Messages about one attempt of a request. `replica`, `epoch` and `model_digest` are those of the replica that runs
-    it; `version` is the protocol version that a replica must know to run it."""
+    """Messages about one attempt of a request. `replica`, `epoch`, `model_digest` and `numerics` are those of the
+    replica that runs it; `version` is the protocol version that a replica must know to run it."""
 
-    def __init__(self, request: Generate, replica: str, model_digest: str, *, epoch: int = 0) -> None:
+    def __init__(
+        self, request: Generate, replica: str, model_digest: str, *, epoch: int = 0, numerics: str = ""
+    ) -> None:
         self.request_id = request.id
         self.attempt = request.attempt
         self.version = request.version
         self.replica = replica
         self.model_digest = model_digest
         self.epoch = epoch
+        self.numerics = numerics
         self.link: MessageSender | None = None
         self.lost = False
         """Whether the connection was lost while it ran."""
         self.suspect = False
         """Whether the replica was lost, and this is probably why."""
-        self._received: dict[int, int] = {}
+        self._received = {choice: len(tokens) for choice, tokens in enumerate(request.emitted)}
         self._limit = request.credit
         self._wish = request.credit
         self._paid: int | None = None
-        self._credited = 0
+        self._credited = request.delivered
         self._heard: asyncio.Queue[ReplicaEvent] = asyncio.Queue()
 
     @property
     def received(self) -> int:
-        """Output tokens received so far, of all choices."""
+        """Output tokens received so far, of all choices, those of the attempts that it goes on after among them."""
         return sum(self._received.values())
 
     async def next(self) -> ReplicaEvent:

@@ -18,7 +18,7 @@ from protocol.requests import PromptLogprobs, TokenLogprob, Tokens
 
 
 class Choices:
-    """The choices of one attempt. `tokens` and `shown` are sums of those of `Transcript`."""
+    """The choices of one request. `tokens` and `shown` are sums of those of `Transcript`."""
 
     def __init__(self, prepared: PreparedRequest) -> None:
         generation, prompt, sampling = prepared.generation, prepared.prompt, prepared.sampling
@@ -43,6 +43,7 @@ class Choices:
             )
             for _ in range(generation.choices)
         ]
+        self._emitted = [array("I") for _ in range(generation.choices)]
         self._predicted = len(prepared.prediction)
         prediction = array("I", prepared.prediction).tobytes()
         self._predictions = [PredictionMatch(prediction) for _ in self._transcripts if prediction]
@@ -51,6 +52,16 @@ class Choices:
     def tokens(self) -> int:
         """Output tokens taken in."""
         return sum([transcript.tokens for transcript in self._transcripts])
+
+    @property
+    def emitted(self) -> tuple[list[int], ...]:
+        """The output tokens of each choice."""
+        return tuple(tokens.tolist() for tokens in self._emitted)
+
+    @property
+    def longest(self) -> int:
+        """Output tokens of the furthest choice."""
+        return max(map(len, self._emitted))
 
     @property
     def shown(self) -> int:
@@ -110,10 +121,12 @@ class Choices:
         transcript = self._transcripts[message.choice]
         before = transcript.tokens
         text = transcript.feed(message.tokens, message.logprobs)
+        tokens = message.tokens[: transcript.tokens - before]
+        self._emitted[message.choice].extend(tokens)
         if self._predictions:
-            self._predictions[message.choice].feed(message.tokens[: transcript.tokens - before])
+            self._predictions[message.choice].feed(tokens)
         if self._hashes is not None:
-            self._hashes[message.choice].update(tokens_as_bytes(message.tokens[: transcript.tokens - before]))
+            self._hashes[message.choice].update(tokens_as_bytes(tokens))
         yield ChoiceDelta(message.choice, text, transcript.scores(), transcript.events())
 
     def finish(self) -> Iterator[ChoiceDelta]:

@@ -39,7 +39,7 @@ class DeliverySequence:
                 first = len(self._ends) * self._choices
                 deltas = tuple(msgspec.structs.replace(delta, choice=first + delta.choice) for delta in item.deltas)
                 return DeliveryChunk(deltas, item.tokens)
-            if item is None or isinstance(item, Started | StartedOver | Failed | ReaderGone):
+            if item is None or isinstance(item, Started | Failed | ReaderGone):
                 return item
             self._ends.append(item)
         return merge_finished(self._ends)
@@ -130,10 +130,6 @@ class Started(Struct, frozen=True):
     counts: Counts | None
 
 
-class StartedOver(Struct, frozen=True):
-    """What came until now counts no more: the client was told nothing of it, and another attempt begins."""
-
-
 class Finished(Struct, frozen=True):
     """A good end, which is durable by now; `reasons` has one for each choice, `stop_strings` that which ended it."""
 
@@ -165,7 +161,7 @@ class ReaderGone(Struct, frozen=True):
     """The reader has left; nothing more is given out."""
 
 
-Item: TypeAlias = Started | StartedOver | DeliveryChunk | Finished | Failed | ReaderGone
+Item: TypeAlias = Started | DeliveryChunk | Finished | Failed | ReaderGone
 
 
 class DeliveryReader(Protocol):
@@ -212,8 +208,6 @@ class Delivery:
         self.started: Started | None = None
         """What is known of the start by now: of what the reader was told, `counts` may have become known since."""
         self._told_start = False
-        self._over = False
-        """Whether the reader has yet to hear that what it took counts no more."""
         self._ready = asyncio.Event()
         self._heard = asyncio.Event()
 
@@ -238,15 +232,6 @@ class Delivery:
     def handed_out(self) -> bool:
         """Whether the client was told anything, or may be now, of what the reader is not through with."""
         return self.delivered > 0 or self._taken > self.confirmed
-
-    def start_over(self) -> bool:
-        """Forget what was pushed, for a new attempt; False if some of it was handed out, or the reader left, or was
-        told an end."""
-        if self.handed_out or self.left or self._end is not None:
-            return False
-        self._over = self._over or self._taken > 0
-        self._deltas, self._tokens, self._taken, self.confirmed = [], 0, 0, 0
-        return True
 
     def finish(self, finished: Finished) -> None:
         """End well, after all that was pushed."""
@@ -283,9 +268,6 @@ class Delivery:
             if self.started is not None and not self._told_start:
                 self._told_start = True
                 return self.started
-            if self._over:
-                self._over = False
-                return StartedOver()
             ready = self.streamed or self._end is not None
             if ready and (self._deltas or self._tokens > self._taken):
                 deltas, self._deltas, self._taken = merge_deltas(self._deltas), [], self._tokens

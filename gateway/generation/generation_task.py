@@ -23,15 +23,16 @@ from gateway.errors import GatewayError, Interrupted, NotCached, TimedOut, Unaff
 from gateway.fleet.replica_link import ReplicaLink
 from gateway.fleet.replica_stream import LinkLost, ReplicaStream, TimeOver
 from gateway.generation.answer_parts import AnswerParts
+from gateway.generation.attempts import Attempts, continued
 from gateway.generation.choices import Choices
 from gateway.generation.delivery import Delivery, Finished, FinishReason, Started
 from gateway.generation.dependencies import GenerationDependencies
 from gateway.generation.hold_slices import HoldSlices
 from gateway.generation.outcome import (
+    Undone,
     computed_prompt,
     finish_reasons,
     invalid_grammar,
-    left_undone,
     outcome_of,
     replica_lost_error,
 )
@@ -56,11 +57,11 @@ from waterfall.marks import (
     SCOPE_KEYS,
     SPOOL,
 )
+from waterfall.record import Attempt
 from waterfall.writer import Entry
 
 log = structlog.get_logger("gateway.generation.generation_task")
 
-_MOST_ATTEMPTS = 2
 _DEADLINE_GRACE = 2.0
 """Seconds that the replica has to end an overdue request by itself, before it is asked to."""
 
@@ -91,7 +92,9 @@ class GenerationTask:
         self._parts = parts or AnswerParts()
         self._parts.join(self)
         self._name = public_name(prepared.request_id)
-        self._attempt = 1
+        self._attempts = Attempts(deps.attempts)
+        self._undone: Undone | None = None
+        """What became of the replica of the attempt before, where another follows."""
         self._choices = Choices(prepared)
         self._stream: ReplicaStream | None = None
         """The current attempt's."""
@@ -101,7 +104,7 @@ class GenerationTask:
         """Whether what leases promise holds for good, and may be told; `broken`: nothing is cached that was to be."""
         self._timer: asyncio.TimerHandle | None = None
         self._began: Began | None = None
-        """Of the current attempt; once `_prompt_known`, with counts that do not change any more."""
+        """Of the attempt that computed the prompt; once `_prompt_known`, with counts that do not change any more."""
         self._prompt_known = False
         self._lost: tuple[Lost, ...] = ()
         self._started = time.monotonic()
@@ -133,8 +136,9 @@ class GenerationTask:
             await self._stop_slices()
             if self._slices is not None:
                 self._trace.topped_up, self._slices = self._slices.waited_us, None
-            if self._stream is not None:
-                self._deps.fleet.end(self._stream)
+            for stream in (*self._attempts.leave(), self._stream):
+                if stream is not None:
+                    self._deps.fleet.end(stream)
             self.delivery.fail(Interrupted("The request ended before its answer did."))  # if a reader waits still
             self.delivery.detach()
             self._parts.ended(self)
@@ -233,6 +237,7 @@ class GenerationTask:
         self.state.move("delivered")
         outcome = self._outcome()
         await self._record(stream, done, outcome, ends)
+        self._attempts.watch(hold)
         self.state.move("recorded")
         self._served(outcome.status, time.monotonic() - self._started)
         log.info(
@@ -290,19 +295,26 @@ class GenerationTask:
         await self._deps.admission.until_database_answers()
         await self._deps.recorder.once_release(self.prepared.request_id, "not admitted")
 
-    def _send(self, hold: Hold, link: ReplicaLink | None = None) -> ReplicaStream:
-        """Begin an attempt at this replica, else at the one that fleet chooses. Raises Unavailable."""
+    def _send(self, hold: Hold, link: ReplicaLink | None = None, before: ReplicaStream | None = None) -> ReplicaStream:
+        """Begin an attempt at this replica, else at the one that fleet chooses. `before`: the attempt that it follows,
+        and goes on after if tokens had come. Raises Unavailable."""
         prepared, fleet = self.prepared, self._deps.fleet
         payer = prepared.payer
         tokens, partition = len(prepared.prompt.tokens), prepared.generation.cache.partition
         segments, scopes = self._deps.domains.prompt_segments(
             payer.tenant_id, payer.project_id, prepared.model.names, prepared.prompt.tokens, partition
         )
-        window = fleet.options.credit_window if self.delivery.streamed else max(1, prepared.sampling.max_tokens)
+        window, choices = max(1, prepared.sampling.max_tokens), self._choices
+        if self.delivery.streamed:
+            unread = choices.shown - self.delivery.confirmed
+            window = max(0, choices.longest + fleet.options.credit_window - unread)
         in_slices = prepared.held_output < prepared.sampling.max_tokens
         paid = prepared.held_output if self._slices is None else self._slices.paid
         credit = min(window, paid) if in_slices else window
-        message = prepared.message(hold, segments, attempt=self._attempt, credit=credit, deadline=self._deadline)
+        number = self._attempts.number
+        message = prepared.message(hold, segments, attempt=number, credit=credit, deadline=self._deadline)
+        if choices.tokens:
+            message = continued(message, choices, self._began, self.delivery.delivered)
         link = link or fleet.choose(
             prepared.model.name, message.version, conversation=prepared.conversation, tokens=tokens
         )
@@ -310,7 +322,8 @@ class GenerationTask:
             self._slices = self._slices or HoldSlices(self._deps.admission, prepared, hold, self._paid)
         self.state.move("sent")  # before it is: what must not be sent is not, and what is sent can be stopped
         stream = self._stream = fleet.generate(link, scopes, message)
-        self._trace.sent(stream.replica)
+        other_numerics = before is not None and choices.tokens > 0 and before.numerics != stream.numerics
+        self._trace.sent(Attempt(stream.replica, None, self._undone or "", choices.tokens, other_numerics))
         self._sent_s = time.monotonic() - self._started
         if self._slices is not None:
             stream.pay(self._slices.paid, wish=window)
@@ -326,46 +339,64 @@ class GenerationTask:
                 return stream, done
             link = await self._replica_for_retry(stream, done)
             if link is not None:
-                stream = self._retry(hold, stream, done, link)
+                stream = self._retry(self._hold or hold, stream, done, link)
             elif done is not None:
                 return stream, done
 
     def _retry_if_possible(self, stream: ReplicaStream, done: Done | None) -> bool:
-        """Decide to retry if the replica was lost, stopped or refused, and nothing of the request was delivered."""
-        if self._attempt >= _MOST_ATTEMPTS or self.state.phase != "running":
+        """Decide to go on at another replica if this one was lost, stopped or refused."""
+        if self.state.phase != "running":
             return False
-        undone = left_undone(done, self._choices.ends, linked=stream.link is not None)
-        return undone and self.delivery.start_over() and self.state.move("will_retry")
+        self._undone = self._attempts.may_follow(stream, done, self._choices.ends)
+        return self._undone is not None and self.state.move("will_retry")
 
     async def _replica_for_retry(self, lost: ReplicaStream, done: Done | None) -> ReplicaLink | None:
         """Wait for another replica, or for the same one started again; for that one alone if it probably died of this
         request. None if there is none in time: then the request ends with its first attempt."""
         deps, timeouts = self._deps, self._deps.admission.timeouts
+        goes_on = self._choices.tokens > 0
         self._disarm()
-        # A replica that refused is not waited for: whoever asks later may be refused again.
-        refused = done is not None and done.reason == "rejected"
+        # A replica that refused a new request is not waited for: whoever asks later may be refused again.
+        refused = self._undone == "refused" and not goes_on
         timeout_s = 0.0 if refused else min(timeouts.retry, self._deadline - time.time())
         if lost.suspect:
             log.warning("a replica was lost with a request that may be why", request_id=self._name, lost=lost.replica)
         model = self.prepared.model.name
-        link = await deps.fleet.wait_for(model, timeout_s, after=lost, unless=lambda: self.state.outcome is not None)
+        link = await deps.fleet.wait_for(
+            model, timeout_s, after=lost, goes_on=goes_on, unless=lambda: self.state.outcome is not None
+        )
         self.marks.mark(RETRY)
         if link is not None:
             return link
         if not refused:
-            self.state.move("no_replica", failed(replica_lost_error()))
+            self.state.move("no_replica", failed(self._lost_error()))
         if done is None:
             self._await_journal()
         return None
 
     def _retry(self, hold: Hold, lost: ReplicaStream, done: Done | None, link: ReplicaLink) -> ReplicaStream:
-        log.warning("a request is tried again", request_id=self._name, lost=lost.replica, replica=link.replica)
-        self._deps.metrics.tried_again(self.prepared.model.name)
-        self._deps.attempts.watch(lost, hold, done)
-        self._attempt += 1
-        self._choices, self._began = Choices(self.prepared), None
-        self._prompt_known, self._lost = False, ()
-        return self._send(hold, link)
+        """Begin the next attempt: it goes on after the tokens that have come, or from the start if none have."""
+        model, undone, tokens = self.prepared.model.name, self._undone or "lost", self._choices.tokens
+        same = link.hello is not None and link.hello.numerics == lost.numerics
+        log.warning(
+            "a request goes on at another replica" if tokens else "a request is tried again",
+            request_id=self._name,
+            lost=lost.replica,
+            replica=link.replica,
+            cause=undone,
+            output_tokens=tokens,
+            same_numerics=same,
+        )
+        self._attempts.begin_next(lost, done)
+        if tokens:
+            self._deps.metrics.continued(model, undone, same_numerics=same)
+            if self._began is not None:
+                self._know_prompt(PromptRead(self._began.counts))  # an older replica would have said it at the end
+        else:
+            self._deps.metrics.tried_again(model)
+            self._choices, self._began = Choices(self.prepared), None
+            self._prompt_known, self._lost = False, ()
+        return self._send(hold, link, lost)
 
     async def _listen(self, stream: ReplicaStream) -> Done | None:
         """Hear an attempt out. None if its replica never says how it ended, or is lost and the request is retried."""
@@ -378,12 +409,7 @@ class GenerationTask:
                     self._stop("interrupted", "not cached", failed(refusal))
                 self._take(event)
             elif isinstance(event, Began):
-                self._began = event
-                self.marks.mark(BEGAN)
-                self._began_s = time.monotonic() - self._started
-                self._served("queue", self._began_s - self._sent_s)
-                if self._promise == "stands":
-                    self._tell_start(event)
+                self._begin_attempt(event)
             elif isinstance(event, PromptLogprobs):
                 self._choices.score_prompt(event)
             elif isinstance(event, Done):
@@ -405,6 +431,20 @@ class GenerationTask:
             else:
                 log.error("the replica does not answer", request_id=self._name, replica=stream.replica)
                 return None
+
+    def _begin_attempt(self, began: Began) -> None:
+        """A replica has begun, and its journal has the request. What its prompt takes counts in the first attempt of
+        which tokens come."""
+        self.marks.mark(BEGAN)
+        if self._hold is not None:
+            self._attempts.watch(self._hold)
+        if self._choices.tokens:
+            return
+        self._began = began
+        self._began_s = time.monotonic() - self._started
+        self._served("queue", self._began_s - self._sent_s)
+        if self._promise == "stands":
+            self._tell_start(began)
 
     def _know_prompt(self, read: PromptRead | None) -> None:
         """It has a token, or has ended. `read`: what became of the prompt, for good. An older replica says that at the
@@ -571,9 +611,14 @@ class GenerationTask:
 
     def _replica_lost(self) -> None:
         """The replica is gone: tell the client now, and wait for its journal's word on what was done."""
-        began = Interrupted("The model's replica was lost while it ran the request.")
-        self.state.move("replica_lost", failed(began if self.delivery.handed_out else replica_lost_error()))
+        self.state.move("replica_lost", failed(self._lost_error()))
         self._await_journal()
+
+    def _lost_error(self) -> GatewayError:
+        """The error for a request that cannot go on after its replica was lost."""
+        if self.delivery.handed_out:
+            return Interrupted("The model's replica was lost while it ran the request.")
+        return replica_lost_error()
 
     def _await_journal(self) -> None:
         timeouts = self._deps.admission.timeouts
@@ -593,6 +638,8 @@ class GenerationTask:
         """End without the replica's word, which recovery hears instead; a replica that still works is stopped."""
         if self._stream is not None and self.state.phase in ("running", "stopping"):
             self._stream.abort("abandoned")
+        if self._hold is not None:
+            self._attempts.watch(self._hold)
         self.state.move("failed", failed(failure))
         self.delivery.fail(failure)
 

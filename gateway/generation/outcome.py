@@ -20,6 +20,9 @@ from protocol.requests import Began, Counts, Done, Refusal
 ChoiceEnd: TypeAlias = Literal["stop", "budget"] | None
 """Why the gateway ended a choice: a stop string completed, or no more could be paid for. None: it did not."""
 
+Undone: TypeAlias = Literal["lost", "stopped", "refused"]
+"""What became of a replica that did not do what it was asked: it was lost, it stopped, or it refused."""
+
 
 def outcome_of(done: Done | None, ends: Sequence[FinishReason] = ()) -> Outcome:
     """The outcome that `done` means for a request that nothing else has ended. None: the replica never said how.
@@ -62,12 +65,15 @@ def finish_reasons(
     return tuple(finish(choice, ended) for choice, ended in enumerate(choice_ends))
 
 
-def left_undone(done: Done | None, choice_ends: Sequence[ChoiceEnd], *, linked: bool) -> bool:
-    """Whether another replica might do what this one did not: it was lost (not `linked`), stopped or refused."""
+def left_undone(done: Done | None, choice_ends: Sequence[ChoiceEnd], *, linked: bool) -> Undone | None:
+    """Why another replica might do what this one did not; None if it was heard out. `linked`: it can be reached."""
     if done is None:
-        return not linked
-    stopped = done.reason == "abort" and not any(choice_ends)
-    return stopped or (done.reason == "rejected" and done.refusal is None and done.invalid is None)
+        return None if linked else "lost"
+    if done.reason == "rejected":
+        return "refused" if done.refusal is None and done.invalid is None else None
+    reasons = done.reasons or (done.reason,) * len(choice_ends)
+    cut = any(reason == "abort" and end is None for reason, end in zip(reasons, choice_ends, strict=False))
+    return "stopped" if cut else None
 
 
 def computed_prompt(done: Done | None, began: Began | None, outcome: Outcome | None) -> int:

@@ -21,8 +21,8 @@ A request gets an outcome with the first event that carries one. A later event m
 
 Another way to end is another event or row here, not a flag. Cancelling by API is an event like `client_left`. A
 background run, and a reader that may come back, do not report `client_left`. A background run that cannot go on reports
-`reader_failed`: that is our fault. Continuing on another replica after text was delivered is `will_retry` with
-`Generate.emitted`. How one of several choices ended, `Choices` knows.
+`reader_failed`: that is our fault. Going on at another replica is `will_retry`, whether tokens have come or not. How
+one of several choices ended, `Choices` knows, and `Attempts` whether another attempt may follow.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from gateway.admission.prepared_request import PreparedRequest
 from gateway.generation.request_state import Outcome
 from protocol.requests import Done
@@ -24,10 +26,10 @@ class TaskTrace:
         self._heard = False
         """Whether the current attempt's first token has come."""
 
-    def sent(self, replica: str) -> None:
-        """An attempt was sent to this replica."""
+    def sent(self, attempt: Attempt) -> None:
+        """An attempt was sent to its replica."""
         self._marks.mark(ROUTE)
-        self._attempts.append(Attempt(replica))
+        self._attempts.append(attempt)
         self._heard = False
 
     def tokens(self) -> None:
@@ -40,7 +42,7 @@ class TaskTrace:
         """The attempt is over, and this is what its replica told."""
         self._marks.mark(DONE)
         if done.timeline is not None and self._attempts:
-            self._attempts[-1] = Attempt(self._attempts[-1].replica, done.timeline)
+            self._attempts[-1] = replace(self._attempts[-1], timeline=done.timeline)
 
     def entry(
         self, prepared: PreparedRequest, outcome: Outcome | None, output: int, *, streamed: bool, held: bool

@@ -24,7 +24,6 @@ from gateway.generation.delivery import (
     Item,
     ReaderGone,
     Started,
-    StartedOver,
 )
 
 HEADERS = (
@@ -51,10 +50,6 @@ class EventWriter(Protocol):
 
     def events(self, deltas: Sequence[ChoiceDelta]) -> bytes:
         """The events for more text of some choices; before the first, what opens the stream."""
-        ...
-
-    def start_over(self) -> None:
-        """Forget what is withheld."""
         ...
 
     def finished(self, end: Finished) -> bytes:
@@ -184,8 +179,6 @@ class EventStream:
             return True
         if item is None:
             await self._send(send, writer.keep_alive())
-        elif isinstance(item, StartedOver):
-            writer.start_over()
         elif isinstance(item, Started):
             if events := writer.started(item):
                 await self._send(send, events)

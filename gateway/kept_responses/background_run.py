@@ -16,7 +16,7 @@ from gateway.dialects.openai.common_response import encoder
 from gateway.dialects.openai.responses import events as told
 from gateway.dialects.openai.responses.writer import ResponsesWriter
 from gateway.errors import Interrupted
-from gateway.generation.delivery import DeliveryChunk, Failed, Finished, Started, StartedOver
+from gateway.generation.delivery import DeliveryChunk, Failed, Finished, Started
 from gateway.generation.generation_task import GenerationTask
 from gateway.generation.running_tasks import RunningTasks
 from response_store.running import Progress, Standing
@@ -82,8 +82,6 @@ class BackgroundRun:
                     pass
                 case Started():
                     self._tell(self._writer.open())
-                case StartedOver():
-                    self._taken = 0
                 case DeliveryChunk():
                     self._tell(self._writer.open())
                     said = self._writer.more(item.deltas)
@@ -121,7 +119,7 @@ class BackgroundRun:
         delivery = self._task.delivery
         taken = self._taken > delivery.confirmed
         standing = await self._write(self._progress(ended=ended))
-        if standing.mine and taken:  # else it may have started over meanwhile
+        if standing.mine and taken:
             delivery.confirm(self._taken, self._said)
         elif standing.gone:
             self._requests.client_left(self._task, "deleted")

@@ -147,7 +147,18 @@ class GatewayMetrics:
         )
         self._tried_again = _by_labels(
             Counter(
-                "turnpike_requests_tried_again", "Requests sent to a second replica", ["model"], registry=self.registry
+                "turnpike_requests_tried_again",
+                "Requests of which no token had come, sent to another replica",
+                ["model"],
+                registry=self.registry,
+            )
+        )
+        self._continuations = _by_labels(
+            Counter(
+                "turnpike_continuations",
+                "Requests that went on at another replica after tokens had come",
+                ["model", "reason", "numerics"],
+                registry=self.registry,
             )
         )
         self._cut_off = _by_labels(
@@ -245,8 +256,13 @@ class GatewayMetrics:
         self._first_token(model).observe(seconds)
 
     def tried_again(self, model: str) -> None:
-        """Count a request that was sent to a second replica, because its first was lost."""
+        """Count a request that was sent to another replica before any of its tokens had come."""
         self._tried_again(model).inc()
+
+    def continued(self, model: str, reason: str, *, same_numerics: bool) -> None:
+        """Count a request that went on at another replica after tokens had come. `reason`: what became of the first;
+        `same_numerics`: the tokens are those that would have come there."""
+        self._continuations(model, reason, "same" if same_numerics else "other").inc()
 
     def rate_limited(self, meter: str) -> None:
         """Count a request that a rate limit refused."""

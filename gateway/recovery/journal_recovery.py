@@ -1,9 +1,9 @@
 """Bills requests from replicas' journals: each request that a gateway did not acknowledge before it or the link died.
 
 What happens when something dies, and where:
-- A replica dies: the request is retried on another one or waits for the journal, in
-  `gateway.generation.generation_task`. How long it waits is set in `gateway.admission.request_timeouts`: `retry` for a
-  replica to be retried on, `replay` for the journal of the lost one. A retried request's first attempt is recorded by
+- A replica dies: the request goes on at another one or waits for the journal, in `gateway.generation.attempts` and
+  `generation_task`. How long it waits is set in `gateway.admission.request_timeouts`: `retry` for a replica to go on
+  at, `replay` for the journal of the lost one. The attempts before the last are recorded by
   `gateway.recovery.lost_attempts`.
 - A gateway dies: its next start settles what is in its spool (`billing.spool`). What the spool lacks, journals repeat
   to any gateway, and this module bills it. Holds of requests that never began are released by
@@ -150,13 +150,12 @@ class JournalRecovery:
 
     async def _billed_elsewhere(self, source: _Source, done: Done, hold: Hold) -> bool:
         """Whether another gateway is going to bill the request: the one that runs it, or the one that hears of a later
-        attempt, if nothing of this one was delivered."""
+        attempt, which has what this one delivered."""
         if hold.state != "open" or hold.gateway_epoch == self._epoch:
             return False
         if not await epoch_journals.is_over(self._database, hold.gateway_epoch):
             return True
-        later = self._orphaned_holds.later_may_be_known
-        return not done.delivered and await later(
+        return await self._orphaned_holds.later_may_be_known(
             hold.gateway_epoch, source.journal, source.replica, done.id, done.attempt
         )
 

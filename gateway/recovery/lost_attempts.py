@@ -1,4 +1,5 @@
-"""Records attempts that were lost with their replica and whose requests were retried: they are billed to nobody.
+"""Records attempts that were lost with their replica and whose requests went on: they are billed to nobody. What one of
+them put out is billed with the last attempt, which went on after it and counts it too.
 
 How long a request waits for a replica to be retried on is `RequestTimeouts.retry`
 (`gateway.admission.request_timeouts`).
@@ -55,7 +56,7 @@ class LostAttempts:
         self._watching = BackgroundTasks()
 
     def watch(self, stream: ReplicaStream, hold: Hold, done: Done | None) -> None:
-        """Record what this attempt did, which `done` says or its replica's journal will: its request is retried."""
+        """Record what this attempt did, which `done` says or its replica's journal will: its request went on."""
         self._watching.start(self._watch(stream, hold, done))
 
     async def stop(self) -> None:

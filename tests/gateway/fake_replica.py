@@ -95,8 +95,9 @@ class Run:
     def __init__(self, generate: Generate) -> None:
         self.generate = generate
         self.limit = generate.credit
-        self.delivered = 0
-        self.sent = 0
+        self.delivered = generate.delivered
+        self.sent = len(generate.emitted[0]) if generate.emitted else 0
+        """Output tokens, those of an earlier attempt among them."""
         self.credits: list[Credit] = []
         self.aborted = asyncio.Event()
         self.abort_reason = ""
@@ -129,6 +130,7 @@ class FakeReplica:
         self.epoch = 1
         self.version = VERSION
         self.identity = f"journal of {name}"
+        self.numerics = "exact"
         self.fences: list[Fence] = []
         self.answering = True
         """Whether `Fence` is answered."""
@@ -247,6 +249,7 @@ class FakeReplica:
                 layout,
                 Capacity((10,), self.context, 8),
                 self.identity,
+                numerics=self.numerics,
             )
             writer.write(encode(hello))
             dial = await read_from_gateway(reader)
@@ -373,6 +376,8 @@ class FakeReplica:
         nvme = min(script.read_nvme, prompt - 1 - hbm - dram)
         read = hbm + dram + nvme
         run.counts = Counts(prompt=prompt, computed=prompt - read, read_hbm=hbm, read_dram=dram, read_nvme=nvme)
+        if generate.emitted:
+            run.counts = structs.replace(generate.counted, output=run.sent, recomputed=prompt + run.sent)
         began = _micros(arrived)
         say(Began(generate.id, generate.attempt, run.counts))
         for lost in script.lost:

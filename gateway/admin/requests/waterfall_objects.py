@@ -47,6 +47,11 @@ CAUSES: Mapping[str, str] = {
 }
 """Stage -> what took the time."""
 
+_UNDONE: Mapping[str, Literal["lost", "stopped", "refused"]] = {
+    "lost": "lost",
+    "stopped": "stopped",
+    "refused": "refused",
+}
 _SURFACES: Mapping[str, Dialect] = {dialect: dialect for dialect in get_args(Dialect)}
 _READ_STAGES = ("match", "prefill", "queue", "transfer")
 _COMPUTE_STAGES = ("prefill", "decode", "queue", "transfer")
@@ -80,9 +85,14 @@ class WaterfallChunk(Struct, frozen=True, kw_only=True):
 
 class WaterfallAttempt(Struct, frozen=True, kw_only=True):
     """An attempt at a replica. `told`: whether the replica told its own times. `paused_us`: for how long the replica
-    could send nothing, since the client read slowly or more money was being held."""
+    could send nothing, since the client read slowly or more money was being held. `after`: what became of the replica
+    before it; `emitted_tokens`: output that it went on after; `other_numerics`: what followed may be other tokens than
+    that replica would have drawn."""
 
     replica: str
+    after: Literal["lost", "stopped", "refused"] | None
+    emitted_tokens: int
+    other_numerics: bool
     told: bool
     paused_us: int
     preemptions: int
@@ -138,6 +148,9 @@ def waterfall_object(
         attempts=[
             WaterfallAttempt(
                 replica=one.replica,
+                after=_UNDONE.get(one.after),
+                emitted_tokens=one.emitted,
+                other_numerics=one.other_numerics,
                 told=one.timeline is not None,
                 paused_us=0 if one.timeline is None else one.timeline.paused,
                 preemptions=0 if one.timeline is None else one.timeline.preemptions,

@@ -240,10 +240,6 @@ class MessageWriter:
         self.withholds = self._kind is ThinkingContent and not self._shows_thinking
         return events
 
-    def start_over(self) -> None:
-        """Forget the thinking of which nothing was shown yet."""
-        self._thinking.clear()
-
     def finished(self, end: Finished) -> bytes:
         """The block's end, why the answer ended, the usage, and `message_stop`."""
         reason, stop = self._stop(end)

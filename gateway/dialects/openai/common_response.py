@@ -98,9 +98,6 @@ class CompletionWriter:
         """A comment, which clients skip."""
         return KEEP_ALIVE
 
-    def start_over(self) -> None:
-        """Nothing: nothing is withheld."""
-
     def failed(self, end: Failed) -> bytes:
         """The error event, which the official client raises as an exception. No `DONE` follows it."""
         return event(envelope(end.failure, self._identity.request_id))

@@ -1,4 +1,4 @@
-"""A request whose replica is lost before anything was delivered is tried once more, and the first attempt is ours."""
+"""A request whose replica is lost before any token has come is tried once more, and the first attempt is ours."""
 
 from __future__ import annotations
 
@@ -121,38 +121,6 @@ async def test_a_lost_replica_with_another_beside_it(
         else:
             await assert_lost_attempt(stack)
             await stack.until(lambda: not stack.replica.journal)
-
-
-@pytest.mark.slow
-async def test_a_whole_answer_of_which_tokens_had_come(
-    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
-) -> None:
-    async with two(stocked_sqlite_url, tmp_path, model_folder) as stack:
-        stack.say("something else altogether. " * 5, pause=0.02)
-        stack.replicas[1].script = Script(tokens=stack.tokens(TEXT))
-        asked = asyncio.create_task(stack.post(WHOLE))
-        await kill(stack, sent=5)
-        answer = await asked
-        assert answer.status_code == 200
-        assert text_of(WHOLE, answer) == TEXT, "nothing of the first attempt"
-        await stack.replica.restart()
-        await assert_lost_attempt(stack)
-
-
-@pytest.mark.slow
-async def test_a_stream_that_has_begun_is_not_tried_again(
-    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
-) -> None:
-    async with two(stocked_sqlite_url, tmp_path, model_folder) as stack:
-        stack.say(TEXT, pause=0.02)
-        asked = asyncio.create_task(stack.post(STREAM))
-        await kill(stack, sent=5)
-        assert "error" in frames((await asked).text)[-1]
-        assert not stack.replicas[1].runs
-        await stack.replica.restart()
-        (event,) = await stack.settled(1)
-        assert (event.attempt, event.status) == (1, "failed")
-        await assert_books(stack)
 
 
 @pytest.mark.slow

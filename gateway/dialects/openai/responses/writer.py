@@ -80,9 +80,6 @@ class ResponsesWriter:
         """The events for more of the output."""
         return _encoded(self.more(deltas))
 
-    def start_over(self) -> None:
-        """Nothing: nothing is withheld."""
-
     def finished(self, end: Finished) -> bytes:
         """The ends of what is open, and the whole response."""
         return _encoded(self.end(end))
