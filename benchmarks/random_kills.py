@@ -3,8 +3,9 @@
 Clients stream from two gateways (one with two workers), two engines and a worker, on a PostgreSQL and a Redis of the
 benchmark's own. Meanwhile each process is killed (`kill -9`), stopped in order or paused, and PostgreSQL stops as after
 a power cut; they come back in any order. Usage that a client has seen is acknowledged: its event must exist and say the
-same. Some clients belong to tenants with little money, who get a little more whenever it is used up: no balance may
-ever be below zero.
+same. A stream whose engine dies goes on at the other one: `whole_percent` of those that begin end with their own last
+token; those of a gateway that dies do not. Some clients belong to tenants with little money, who get a little more
+whenever it is used up: no balance may ever be below zero.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ _AT_ONCE = 0.25
 """How often the next one is killed before the last one is back."""
 _BACK_S = 45.0
 _SETTLED_S = 240.0
+_NO_CONNECTION = ("IncompleteRead", "ConnectionResetError", "RemoteDisconnected", "TimeoutError", "ConnectionError")
+"""What a client is told when its gateway dies: the connection ends."""
 
 
 class Crowd:
@@ -358,13 +361,19 @@ def _verdict(deployment: Deployment, answers: list[Answer]) -> dict[str, Any]:
     told = {UUID(hex=a.request.removeprefix("req_")): a.usage for a in answers if a.usage is not None}
     sequences = Counter((row.replica, row.sequence) for row in rows if row.sequence)
     unconfirmed = sum(row.delivery == "unconfirmed" for row in rows)
+    begun = [a for a in answers if a.status == 200]
+    whole = sum(a.done and not a.error for a in begun)
     released = deployment.query("SELECT request FROM ended_hold")
     audits = {name: command("audit", name, env=deployment.env) for name in ("money", "counts")}
     return {
         "requests": len(answers),
         "acknowledged": len(told),
         "short_of_money": sum(a.status == 402 for a in answers),
-        "cut_off": sum(a.status == 200 and a.usage is None for a in answers),
+        "begun": len(begun),
+        "whole": whole,
+        "whole_percent": round(100 * whole / max(1, len(begun)), 2),
+        "cut_off": sum(a.usage is None for a in begun),
+        "ended_by_an_error_event": sum(bool(a.error) and a.error not in _NO_CONNECTION for a in begun),
         "refused": sum(a.status != 200 for a in answers),
         "events": len(events),
         "lost": sum(request not in events for request in told),

@@ -18,7 +18,7 @@ from sqlalchemy import text
 
 from storage.database.database import Database
 from tests.e2e.endless_model import NAME, make_endless_model
-from tests.e2e.processes import Process, command, get, wait_ready
+from tests.e2e.processes import DEMO_MODEL, Process, command, get, wait_ready
 from tests.servers import free_port
 
 
@@ -36,7 +36,8 @@ class Answer(msgspec.Struct):
 class Deployment:
     """Every process by name; `start` and `kill` work in any order. `engine-1` is an engine, as `engine` is."""
 
-    def __init__(self, folder: Path, database_url: str, redis_url: str) -> None:
+    def __init__(self, folder: Path, database_url: str, redis_url: str, like: Path = DEMO_MODEL) -> None:
+        """`like`: the model whose tokenizer and template are served."""
         self.folder = folder
         self.port = free_port()
         self.base = f"http://127.0.0.1:{self.port}"
@@ -45,7 +46,7 @@ class Deployment:
             "TURNPIKE_DATABASE_URL": database_url,
             "TURNPIKE_REDIS_URL": redis_url,
             "TURNPIKE_SECRETS_FILE": str(folder / "secrets.json"),
-            "TURNPIKE_MODEL": str(make_endless_model(folder / NAME)),
+            "TURNPIKE_MODEL": str(make_endless_model(folder / NAME, like)),
             "TURNPIKE_REPLICAS": f"tcp:127.0.0.1:{free_port()}",
             "TURNPIKE_LOG_FORMAT": "json",
         }

@@ -15,19 +15,19 @@ from tests.e2e.processes import DEMO_MODEL
 NAME = "endless"
 
 
-def make_endless_model(folder: Path) -> Path:
-    """Write the folder; the same weights each time."""
-    shutil.copytree(DEMO_MODEL, folder)
+def make_endless_model(folder: Path, like: Path = DEMO_MODEL) -> Path:
+    """Write the folder, with the tokenizer and template of the model `like`; the same weights each time."""
+    shutil.copytree(like, folder)
     config = json.loads((folder / "config.json").read_text())
     for key in ("torch_dtype", "dtype"):
         if key in config:
             config[key] = "float32"
     (folder / "config.json").write_text(json.dumps(config))
     toml = (folder / "turnpike.toml").read_text()
-    (folder / "turnpike.toml").write_text(toml.replace('"stdlib-qa"', f'"{NAME}"'))
+    (folder / "turnpike.toml").write_text(toml.replace(f'"{like.name}"', f'"{NAME}"'))
     random = np.random.default_rng(7)
     tensors = {}
-    with safe_open(DEMO_MODEL / "model.safetensors", "numpy") as weights:
+    with safe_open(like / "model.safetensors", "numpy") as weights:
         for name in weights.keys():  # noqa: SIM118  # a method of safetensors, not a dict
             shape = weights.get_slice(name).get_shape()
             is_norm = len(shape) == 1

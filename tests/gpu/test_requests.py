@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
@@ -68,6 +69,23 @@ def test_every_mode_beside_the_others(tiny_model: Path, tokenizer: Path, device:
     assert len({tuple(run.tokens) for run in together.values()}) == len(MODES)
     for mode, run in together.items():
         assert_equal(run, alone[mode])
+
+
+@pytest.mark.parametrize("mode", sorted(MODES.keys() - {"of the prompt"}))
+def test_a_request_goes_on_where_another_replica_died(tiny_model: Path, tokenizer: Path, device: str, mode: str):
+    """After five random amounts of its output, of each choice another one: the same tokens follow."""
+    dice = random.Random(mode)
+    whole = bench_of(tiny_model, tokenizer, device=device, budget=512).one(request("whole", 129, mode))
+    assert whole.done is not None
+    bench = bench_of(tiny_model, tokenizer, device=device, budget=150, running=20)
+    for number in range(5):
+        told = {choice: dice.randint(1, len(tokens) - 1) for choice, tokens in whole.choices.items()}
+        emitted = tuple(whole.choices[choice][: told[choice]] for choice in sorted(told))
+        run = bench.one(request(str(number), 129, mode, emitted=emitted, read=number % 2 == 0))
+        for choice, tokens in whole.choices.items():
+            assert emitted[choice] + run.choices[choice] == tokens
+        assert run.done is not None
+        assert (run.done.reason, run.done.counts.output) == (whole.done.reason, whole.done.counts.output)
 
 
 @pytest.mark.parametrize("swap", [0, 9], ids=["recomputed", "swapped"])

@@ -74,6 +74,8 @@ class TaskHarness:
         self.stream: ReplicaStream | None = None
         self.said_done = self.said_began = False
         self.sent_tokens: dict[int, int] = {}
+        self.counted = Counts()
+        """What an earlier attempt counted."""
         self._waiting: dict[str, asyncio.Future[Any]] = {}
         self._overdue: Callable[[], None] = lambda: None
         generation = GenerationRequest(
@@ -137,7 +139,9 @@ class TaskHarness:
         def generate(link: Any, scopes: Any, request: Generate) -> ReplicaStream:
             stream = ReplicaStream(request, "replica-0", "d" * 64, epoch=1)
             stream.link = self
-            self.stream, self.said_done, self.said_began, self.sent_tokens = stream, False, False, {}
+            self.stream, self.said_done, self.said_began = stream, False, False
+            self.counted = request.counted
+            self.sent_tokens = {choice: len(tokens) for choice, tokens in enumerate(request.emitted)}
             return stream
 
         def choose(model: str, version: int = 1, *, after: Any = None, **conversation: Any) -> Any:
@@ -145,7 +149,9 @@ class TaskHarness:
                 raise Unavailable("No replica of the model is ready.")
             return SimpleNamespace(replica="replica-0")
 
-        async def wait_for(model: str, timeout_s: float, *, after: Any, unless: Callable[[], bool]) -> Any:
+        async def wait_for(
+            model: str, timeout_s: float, *, after: Any, goes_on: bool, unless: Callable[[], bool]
+        ) -> Any:
             if timeout_s <= 0:
                 return None
             self._unless = unless
@@ -310,7 +316,7 @@ class TaskHarness:
         return self._resolve("promise", detail)
 
     def _on_replica(self, detail: str) -> bool:
-        return self._resolve("replica", None if detail == "none" else SimpleNamespace(replica="replica-1"))
+        return self._resolve("replica", None if detail == "none" else SimpleNamespace(replica="replica-1", hello=None))
 
     def _on_spool(self, detail: str) -> bool:
         self.spool_slow = detail == "slow"
@@ -398,7 +404,7 @@ class TaskHarness:
         return True
 
     def _counts(self) -> Counts:
-        prompt = len(PROMPT) * self.said_began
+        prompt = self.counted.prompt or len(PROMPT) * self.said_began
         return Counts(prompt=prompt, computed=prompt, output=sum(self.sent_tokens.values()))
 
     # ------------------------------------------------ what came of it
@@ -413,4 +419,4 @@ class _Silent:
     """Metrics that nobody reads."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *values: None
+        return lambda *values, **named: None

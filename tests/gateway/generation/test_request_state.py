@@ -209,12 +209,12 @@ ENDS: dict[str, tuple[list[str], Ended, Ended]] = {
         UNAVAILABLE,
     ),
     "replica lost after text": (
-        [*BEGUN, TEXT, "read", "link lost", "link back", "done crash"],
+        [*BEGUN, TEXT, "read", "link lost", "replica none", "link back", "done crash"],
         _used("failed", "crash", P, 3),
         INTERRUPTED,
     ),
     "replica lost for good": (
-        [*BEGUN, TEXT, "read", "link lost", "time over"],
+        [*BEGUN, TEXT, "read", "link lost", "replica none", "time over"],
         _used("failed", "lost", P, 3, sequence=0),
         INTERRUPTED,
     ),
@@ -232,6 +232,53 @@ ENDS: dict[str, tuple[list[str], Ended, Ended]] = {
         [*BEGUN, "link lost", "replica one", "began", "link lost", "link back", "done crash"],
         _used("failed", "crash", 0, 0, attempt=2),
         UNAVAILABLE,
+    ),
+    "goes on after text": (
+        [*BEGUN, TEXT, "read", "link lost", "replica one", "began", "tokens 0 def", "read", "done stop"],
+        _used("ok", "stop", P, 4, attempt=2),
+        (OK, ("stop",)),
+    ),
+    "goes on from a replica that stops": (
+        [*BEGUN, TEXT, "read", "done abort", "replica one", "began", "tokens 0 de", "read", "done length"],
+        _used("ok", "length", P, 4, attempt=2, sequence=2),
+        (OK, ("length",)),
+    ),
+    "goes on with nothing left to say": (
+        [*BEGUN, TEXT, "read", "link lost", "replica one", "done stop"],
+        _used("ok", "stop", P, 3, attempt=2),
+        (OK, ("stop",)),
+    ),
+    "goes on within a stop string": (
+        [*BEGUN, "tokens 0 aE", "read", "link lost", "replica one", "began", "tokens 0 NDb", "read", "done abort"],
+        _used("ok", "stop", P, 4, attempt=2),
+        (OK, ("stop",)),
+    ),
+    "goes on and is lost again": (
+        [
+            *BEGUN,
+            TEXT,
+            "read",
+            "link lost",
+            "replica one",
+            "began",
+            "tokens 0 d",
+            "read",
+            "link lost",
+            "link back",
+            "done crash",
+        ],
+        _used("failed", "crash", P, 4, attempt=2),
+        INTERRUPTED,
+    ),
+    "is to go on and is refused": (
+        [*BEGUN, TEXT, "read", "link lost", "replica one", "done rejected", "replica none"],
+        _used("failed", "rejected", P, 3, attempt=2, sequence=0),
+        INTERRUPTED,
+    ),
+    "left while a replica to go on at is waited for": (
+        [*BEGUN, TEXT, "read", "link lost", "leave", "link back", "done crash"],
+        _used("failed", "crash", P, 3),
+        GONE,
     ),
     "left while a replica is waited for": (
         [*BEGUN, "link lost", "leave", "link back", "done crash"],
