@@ -67,7 +67,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     "choices": {"n": 3},
     "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": _SCHEMA}}},
     "calls": {"tools": [_TOOL], "tool_choice": "required"},
-    "stop": {"stop": ["qq", "zx", "e"]},
+    "stop": {"stop": ["qz", "xj", "~~"]},
     "choices with log probabilities": {"n": 2, "logprobs": True, "presence_penalty": 0.5},
 }
 

@@ -153,7 +153,7 @@ async def test_a_hold_that_nothing_was_done_for_is_given_back(
         assert await stack.holds() == ["open"], "no replica could say yet what it knows"
         if known:
             stack.replica.journal[identity] = Done(identity, 1, "crash", Counts(prompt=9, computed=9, output=4), 12, 2)
-        stack.replica.answering = False
+        stack.replica.answering = known  # what it knows may have gone on elsewhere: that is asked first
         await stack.replica.start()
         await stack.ready()
         if known:
@@ -406,11 +406,12 @@ async def only_over(stack: Stack) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("delivered", [0, 2])
 async def test_an_attempt_in_vain_does_not_end_the_hold_of_a_later_one(
-    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path, delivered: int
 ) -> None:
-    """A request was tried on two replicas. The first, on which nothing reached the client, is back before the second:
-    were its word taken for the end, the hold would be given back before what the second delivered is billed."""
+    """A request was tried on two replicas, or went on at the second after some tokens. The first is back before the
+    second: were its word taken for the end, what the second delivered would be billed to nobody."""
     identity = await leave_a_hold(stocked_sqlite_url, tmp_path, model_folder, name="gateway-test")
     async with running_stack(
         stocked_sqlite_url, tmp_path, model_folder, options=SHORT_DRAIN, start_replica=False
@@ -419,7 +420,7 @@ async def test_an_attempt_in_vain_does_not_end_the_hold_of_a_later_one(
         async with stack.database.transaction() as session:
             await session.execute(insert(journal_of_epoch).values(epoch=epoch, journal="the second's"))
         counts = Counts(prompt=9, computed=9, output=4)
-        stack.replica.journal[identity] = Done(identity, 1, "crash", counts, 12, 0)
+        stack.replica.journal[identity] = Done(identity, 1, "crash", counts, 12, delivered)
         await stack.replica.start()
         await stack.ready()
         await asyncio.sleep(2.5)
@@ -444,17 +445,18 @@ async def test_an_attempt_in_vain_does_not_end_the_hold_of_a_later_one(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("delivered", [0, 2])
 async def test_of_two_attempts_in_one_journal_the_later_one_is_the_request_s_end(
-    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path, delivered: int
 ) -> None:
-    """It was tried again on the same replica. Were the first one's word taken for the end, what the second delivered
-    would be billed to nobody."""
+    """It was tried again on the same replica, or went on there. Were the first one's word taken for the end, what the
+    second delivered would be billed to nobody."""
     identity = await leave_a_hold(stocked_sqlite_url, tmp_path, model_folder, name="gateway-test")
     async with running_stack(
         stocked_sqlite_url, tmp_path, model_folder, options=SHORT_DRAIN, start_replica=False
     ) as stack:
         counts = Counts(prompt=9, computed=9, output=4)
-        stack.replica.journal["first"] = Done(identity, 1, "crash", counts, 12, 0)
+        stack.replica.journal["first"] = Done(identity, 1, "crash", counts, 12, delivered)
         stack.replica.journal["second"] = Done(identity, 2, "crash", counts, 13, 3)
         await stack.replica.start()
         await stack.until(lambda: len(stack.replica.acked) == 2)
