@@ -61,9 +61,8 @@ class EngineLimits:
 class Engine:
     """The requests of one served model on one device.
 
-    `clock` gives seconds since the Unix epoch. `dram` is the pool of host memory, if there is any, `tiers`
-    those behind it, the nearest first. What is None is made with defaults: an empty quarantine in memory, no
-    grammars. `publishes`: whether others may find a request's blocks (C2).
+    `clock` gives seconds since the Unix epoch. `dram`: the pool of host memory; `tiers`: those behind it, the nearest
+    first. `quarantine` None: an empty one in memory. `publishes`: whether others may find a request's blocks (C2).
     """
 
     def __init__(
@@ -139,25 +138,20 @@ class Engine:
             for segment in generate.segments:
                 self.introduce(scopes[segment.scope])
             self._check_quarantine(parent.first)
-            if parent.earlier is None:
-                self._check_queue_limits(parent.first)
-            else:  # it was admitted once
-                parent.first.expected_read = self.scheduler.blocks.cached_tokens(parent.first)
+            self._check_queue_limits(parent)
         except Rejected as error:
             self.outputs.reject(generate.id, generate.attempt, error)
             return
         except Exception as error:  # raised by a grammar's library, for example: other requests go on
             logger.exception("a request could not be taken", request_id=generate.id)
-            rejected = Rejected(f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS])
-            self.outputs.reject(generate.id, generate.attempt, rejected)
+            what = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
+            self.outputs.reject(generate.id, generate.attempt, Rejected(what))
             return
-        parent.timeline = RequestTimeline(arrived)
-        if not parent.open():
-            self.outputs.end(parent)
-            return
-        self._requests[parent.first.id] = parent
-        self._timeouts.watch(parent.first)
-        self.scheduler.add(parent.first)
+        parent.timeline, self._requests[generate.id] = RequestTimeline(arrived), parent
+        for first in parent.open()[:1]:
+            self._timeouts.watch(first)
+            self.scheduler.add(first)
+        self.outputs.end_if_over(parent)
 
     def look_up(self, generate: Generate, scopes: Mapping[str, Scope], looked: Callable[[], None]) -> bool:
         """Let the tiers look for the prompt's blocks before the request is added, one after the other, as long as they
@@ -371,15 +365,15 @@ class Engine:
             error = f"tokens: this input made the engine fail; it is refused for {refused_seconds:.0f} s"
             raise Rejected(error, Refusal("input", refused_seconds))
 
-    def _check_queue_limits(self, request: Request) -> None:
-        """Raise Rejected, with an estimate of the wait, if too many requests wait already."""
-        bounds = self.limits.bounds
+    def _check_queue_limits(self, parent: ParentRequest) -> None:
+        """Raise Rejected, with an estimate of the wait, if too many requests wait already; one that goes on may."""
+        bounds, request, admitted = self.limits.bounds, parent.first, parent.earlier is not None
         # The choices of a request count as one: a few requests with many choices do not fill the queue.
-        if len(self._requests) - len({running.id for running in self.scheduler.running}) >= bounds.requests:
+        if not admitted and len(self._requests) - len({one.id for one in self.scheduler.running}) >= bounds.requests:
             refusal = Refusal("replica", expected_wait(self.fairness, request))
             raise Rejected(f"the queue is full: {bounds.requests} requests wait", refusal)
         request.expected_read = self.scheduler.blocks.cached_tokens(request)
-        full = bounds.refusal(self.fairness, request)
+        full = None if admitted else bounds.refusal(self.fairness, request)
         if full is not None:
             raise Rejected(f"the queue of this {full.whose} is full; a request would wait {full.wait_s:.0f} s", full)
 
@@ -402,5 +396,5 @@ class Engine:
 
     @property
     def longest_step_s(self) -> float:
-        """How long the largest step takes, in seconds, by what steps took so far."""
+        """Seconds that the largest step takes, by what steps took so far."""
         return self.costs.rates.step_time(self.limits.budget, self.limits.max_running) / 1e6

@@ -254,16 +254,17 @@ class OutputProcessor:
             self._scheduler.remove(child)
         self._speculator.end(child)
         parent.ended[child.choice] = reason
-        if len(parent.ended) == len(parent.children):
-            self.end(parent, error, invalid)
+        self.end_if_over(parent, error, invalid)
 
-    def end(self, parent: ParentRequest, error: str | None = None, invalid: str | None = None) -> None:
-        """Publish the end of a request of which every choice has ended."""
+    def end_if_over(self, parent: ParentRequest, error: str | None = None, invalid: str | None = None) -> None:
+        """Publish the end of a request, once every choice of it has ended."""
+        if len(parent.ended) < len(parent.children):
+            return
         if parent.private:
             for request in parent.children:
                 self._pool.purge(request.keys)
         first = parent.first
-        self._requests.pop(first.id, None)  # it may have ended with what an earlier attempt emitted
+        del self._requests[first.id]
         self.totals["finished"] += 1
         self.totals["errors"] += parent.reason == "error"
         counts = parent.counts()

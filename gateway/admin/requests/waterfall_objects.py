@@ -13,7 +13,7 @@ from billing.prices import PriceVersion
 from billing.reports.request_list import ListedEvent
 from gateway.generation_request import Dialect
 from waterfall.bars import Bar, Waterfall, waterfall
-from waterfall.record import Record
+from waterfall.record import Attempt, Record
 
 CAUSES: Mapping[str, str] = {
     "auth": "The key or session was checked, and whether it may do this.",
@@ -145,18 +145,7 @@ def waterfall_object(
         first_token_us=shown.first_token,
         bars=[_bar(bar, billed.get(index), record) for index, bar in enumerate(shown.bars)],
         beside=_chunks(shown),
-        attempts=[
-            WaterfallAttempt(
-                replica=one.replica,
-                after=_UNDONE.get(one.after),
-                emitted_tokens=one.emitted,
-                other_numerics=one.other_numerics,
-                told=one.timeline is not None,
-                paused_us=0 if one.timeline is None else one.timeline.paused,
-                preemptions=0 if one.timeline is None else one.timeline.preemptions,
-            )
-            for one in record.attempts
-        ],
+        attempts=[_attempt(one) for one in record.attempts],
         cost=None if event is None else format_pico(event.cost_pico),
         currency=None if version is None else version.currency,
     )
@@ -180,11 +169,23 @@ def no_waterfall(
         first_token_us=None,
         bars=[],
         beside=[],
-        attempts=[WaterfallAttempt(replica=event.dimensions["replica"], told=False, paused_us=0, preemptions=0)]
+        attempts=[_attempt(Attempt(event.dimensions["replica"]))]
         if event is not None and event.dimensions["replica"]
         else [],
         cost=format_pico(event.cost_pico) if event is not None else None,
         currency=version.currency if known and version is not None else None,
+    )
+
+
+def _attempt(one: Attempt) -> WaterfallAttempt:
+    return WaterfallAttempt(
+        replica=one.replica,
+        after=_UNDONE.get(one.after),
+        emitted_tokens=one.emitted,
+        other_numerics=one.other_numerics,
+        told=one.timeline is not None,
+        paused_us=0 if one.timeline is None else one.timeline.paused,
+        preemptions=0 if one.timeline is None else one.timeline.preemptions,
     )
 
 
