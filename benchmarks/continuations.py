@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from msgspec import Struct, field, structs
+from msgspec import Struct, field, to_builtins
 
 from tests.e2e.deployment import Deployment, wait_for_figure
 from tests.e2e.endless_model import NAME
@@ -78,7 +78,7 @@ class Said(Struct):
     status: int = 0
     request: str = ""
     error: str = ""
-    choices: dict[int, dict[str, Any]] = field(default_factory=dict)
+    choices: dict[int, Any] = field(default_factory=dict)
     usage: Any = None
     done: bool = False
     events: int = 0
@@ -311,7 +311,7 @@ class Bench:
             "counts_are_equal": audits["counts"].returncode == 0,
             "reconciled": reconciled.returncode == 0,
             "problems": [one.stdout + one.stderr for one in (*audits.values(), reconciled) if one.returncode],
-            "examples": [structs.asdict(one) for one in (*wrong, *dearer)[:3]],
+            "examples": [to_builtins(one) for one in (*wrong, *dearer)[:3]],
         }
 
 
@@ -333,7 +333,10 @@ def run(broken: int, how: Sequence[str], seed: int, progress: Callable[[str], No
             while rounds < len(how) or _continued(deployment) < broken:
                 bench.round(how[rounds % len(how)])
                 rounds += 1
-                progress(f"{rounds} rounds, {_continued(deployment):.0f} requests went on")
+                different = sum(one.said.answer != one.expected.answer for one in bench.results)
+                progress(
+                    f"{rounds} rounds, {_continued(deployment):.0f} requests went on, {different} answers are different"
+                )
             return bench.verdict()
         finally:
             deployment.clean_up()
