@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from engine.errors import EngineError, StartError
 from engine.server.replica import serve
@@ -19,7 +20,7 @@ from engine.startup.options import ReplicaOptions
 from prompt_cache.model_digest import model_digest, text_digest
 from protocol.frames import VERSION, encode, link_proof, read_from_replica
 from protocol.replicas import DRAINING, Dial, Drain, Heartbeat, Hello
-from protocol.requests import Abort, Ack, Credit, Done, Generate, Tokens
+from protocol.requests import Abort, Ack, Counts, Credit, Done, Generate, Tokens
 from tests.engine.conftest import SCOPES, VOCABULARY, generate, make_bench
 from tests.engine.fake_gateway import LINK_KEY, Client, ReplicaProcess
 from tests.servers import free_port
@@ -113,6 +114,36 @@ async def test_a_drained_replica_finishes_what_it_has_and_takes_nothing_more(rep
     other.send(Drain())
     await other.until(lambda: other.beats[-1].metrics[DRAINING] == 1.0)
     assert await replica.stop() == 0
+
+
+@pytest.mark.slow
+async def test_a_request_that_went_on_is_whole_in_the_journal(
+    tmp_path: Path, tiny_model: Path, replica: ReplicaProcess
+):
+    """Dead again, the replica tells all of it: what an earlier attempt counted and delivered, and what it added."""
+    client = await Client.dial(replica.path)
+    client.send(*ALL)
+    emitted, earlier = ([5] * 10,), Counts(prompt=300, computed=100, read_hbm=200)
+    whole = generate("whole", LONG, 10, emitted=emitted, counted=earlier, delivered=10, attempt=2)
+    client.send(whole)
+    await client.finished("whole")
+    done = client.done["whole"]
+    assert (done.reason, done.delivered, done.counts) == ("length", 10, replace(earlier, output=10))
+    client.acknowledges = False
+    client.send(generate("more", LONG, 1500, emitted=emitted, counted=earlier, delivered=7, attempt=2, credit=1500))
+    await client.until(lambda: len(client.tokens.get("more", ())) > 5)
+    await replica.kill()
+    second = await ReplicaProcess.start(tmp_path, tiny_model)
+    try:
+        heir = await Client.dial(second.path, name="another")
+        await heir.finished("more")
+        end = heir.done["more"]
+        assert (end.reason, end.attempt, end.delivered) == ("crash", 2, 7)
+        assert end.counts.output >= 10 + len(client.tokens["more"])
+        assert end.counts.recomputed == 310
+        assert replace(end.counts, output=0, recomputed=0) == earlier
+    finally:
+        await second.kill()
 
 
 async def test_kill_9_loses_nothing_that_was_shown(tmp_path: Path, tiny_model: Path, replica: ReplicaProcess):
