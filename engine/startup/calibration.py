@@ -16,8 +16,7 @@ import torch
 from engine.execution.model_runner import ModelRunner
 from engine.layers.decoder_layer import DecoderLayer
 from engine.scheduling.step_costs import MeasuredCosts
-from engine.startup.dummy_batch import DummyBatch, DummyChunk
-from engine.startup.timed_layers import TimedLayers, fastest
+from engine.startup.dummy_batch import DummyBatch, DummyChunk, TimedLayers, fastest
 
 logger = structlog.get_logger("engine.startup.calibration")
 

@@ -23,9 +23,8 @@ from engine.speculation.ngram_drafter import NgramDrafter
 from engine.speculation.speculator import MOST_DRAFTS, Speculation
 from engine.speculation.suffix_drafter import SuffixDrafter
 from engine.speculation.verify_costs import VerifyCosts
-from engine.startup.dummy_batch import DummyBatch, DummyChunk
+from engine.startup.dummy_batch import DummyBatch, DummyChunk, TimedLayers, fastest
 from engine.startup.self_test import verifies_exactly
-from engine.startup.timed_layers import TimedLayers, fastest
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from protocol.requests import Sampling
 
