@@ -101,10 +101,10 @@ test-faults: install-dev ## 10,000 faults of each kind in cache records, and wha
 test-rating: install-dev ## Rating against fractions, 10,000 examples of each rule: two minutes
 	RATING_EXAMPLES=10000 $(BIN)/python -m pytest $(LONG) tests/billing/rating/test_terms.py
 
-test-drafts: install-dev ## Drafts of every drafter and of a lying one, 100,000 mixed batches against plain decoding: two days on one core
+test-drafts: install-dev ## Drafts of every drafter and of a lying one, 100,000 mixed batches against plain decoding: six hours
 	DRAFT_EXAMPLES=100000 $(BIN)/python -m pytest $(LONG) tests/engine/speculation/test_exactness.py -k plain_decoding
 
-test-verifying-kills: install-dev ## kill -9 of a replica or a gateway while drafts are verified, 200 times: an hour and a half
+test-verifying-kills: install-dev ## kill -9 of a replica or a gateway while drafts are verified, 200 times: an hour or two
 	$(BIN)/python -m tests.servers --install
 	VERIFYING_KILLS=200 $(BIN)/python -m pytest $(LONG) tests/e2e/test_kill_verifying.py
 
