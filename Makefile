@@ -28,7 +28,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Without a time limit, and on examples of properties that nobody has seen yet.
 LONG := -o timeout=0 --hypothesis-profile explore
 
-.PHONY: help serve console install install-dev check test test-together test-alone test-failed test-fast slow-tests test-long test-browser test-clients test-other-cpu test-rating test-faults soak golden format lock docs clean
+.PHONY: help serve console install install-dev check test test-together test-alone test-failed test-fast slow-tests test-long test-browser test-clients test-other-cpu test-rating test-faults test-drafts test-verifying-kills soak golden format lock docs clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -101,6 +101,13 @@ test-faults: install-dev ## 10,000 faults of each kind in cache records, and wha
 test-rating: install-dev ## Rating against fractions, 10,000 examples of each rule: two minutes
 	RATING_EXAMPLES=10000 $(BIN)/python -m pytest $(LONG) tests/billing/rating/test_terms.py
 
+test-drafts: install-dev ## Drafts of every drafter and of a lying one, 100,000 mixed batches against plain decoding: six hours
+	DRAFT_EXAMPLES=100000 $(BIN)/python -m pytest $(LONG) tests/engine/speculation/test_exactness.py -k plain_decoding
+
+test-verifying-kills: install-dev ## kill -9 of a replica or a gateway while drafts are verified, 200 times: an hour or two
+	$(BIN)/python -m tests.servers --install
+	VERIFYING_KILLS=200 $(BIN)/python -m pytest $(LONG) tests/e2e/test_kill_verifying.py
+
 # What this processor decides can be decided otherwise: by the libraries' own variables, and by tests/machines.py.
 OTHER_CPUS := ONEDNN_MAX_CPU_ISA=SSE41 ONEDNN_MAX_CPU_ISA=AVX2 ONEDNN_MAX_CPU_ISA=AVX512_CORE \
 	ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_CBWR=COMPATIBLE
@@ -130,6 +137,8 @@ test-long: install-dev ## 100,000 steps of the money machine, 300 companies of r
 	RETURNING_PLANS=100 $(BIN)/python -m pytest $(LONG) tests/billing/invoices/test_returning_conserves.py
 	TURNPIKE_LEASE_HISTORIES=500 $(BIN)/python -m pytest $(LONG) tests/gateway/admission
 	FUZZ_OPERATIONS=10000 $(BIN)/python -m pytest $(LONG) tests/engine/core/test_fuzz.py
+	DRAFT_EXAMPLES=2000 $(BIN)/python -m pytest $(LONG) tests/engine/speculation/test_exactness.py -k plain_decoding
+	SPECULATION_SAMPLES=250 $(BIN)/python -m pytest $(LONG) tests/engine/speculation/test_isolation.py
 	MUTATION_DOUBLES=200 $(BIN)/python -m pytest $(LONG) tests/prompt_cache/history/test_mutations.py
 	$(BIN)/python -m pytest $(LONG) -m "hypothesis and not gpu" --ignore tests/e2e --ignore tests/clients
 	KILL_SECONDS=60 $(BIN)/python -m pytest $(LONG) tests/e2e/test_kill_bar.py

@@ -57,6 +57,7 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=SAMPLES, help="of each kind, at each place")
     parser.add_argument("--words", type=int, default=WORDS, help="of a prompt")
     parser.add_argument("--tier", choices=TIERS, nargs="*", default=TIERS)
+    parser.add_argument("--drafts", action="store_true", help="attack what is remembered of outputs, and no tier")
     parser.add_argument("--json", type=Path, help="write the report with all times")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="turnpike-isolation-") as folder:
@@ -65,8 +66,11 @@ def main() -> int:
             command = [sys.executable, "-m", "turnpike.cli", "audit", "isolation", "--data-dir", f"{folder}/data"]
             command += ["--tenant", "demo", "--served-model", DEMO.name, "--url", deployment.serve.base]
             command += ["--samples", str(options.samples), "--words", str(options.words)]
-            command += [word for tier in options.tier for word in ("--tier", tier)]
-            command += ["--after", f"restart={deployment.command}"]
+            if options.drafts:
+                command.append("--drafts")
+            else:
+                command += [word for tier in options.tier for word in ("--tier", tier)]
+                command += ["--after", f"restart={deployment.command}"]
             command += ["--json", str(options.json)] if options.json else []
             return subprocess.run(command, check=False).returncode
         finally:

@@ -28,6 +28,9 @@ METERS = (
 `STORAGE` of `billing.prices.version` has a price too, and is counted by the hour, not by the request.
 docs/changes.md lists what a new meter, and what a new cache class, touches.
 """
+DRAFTS = ("drafted", "accepted")
+"""Counts of replicas that rollups and reports have beside the meters, as information: drafts that steps verified, and
+those that became output. Nobody is billed for them."""
 
 DIMENSIONS = ("model", "model_digest", "lane", "status", "reason", "delivery", "source", "replica")
 """What an event says in few different words: stored once for all events that say the same."""

@@ -28,6 +28,11 @@ DRAFTERS = (*TEXT_DRAFTERS, DRAFT_MODEL)
 """All drafters that `parse_speculation` knows."""
 
 
+def split_speculation(text: str) -> Sequence[str]:
+    """The choices of several models, in their order; one choice is that of all."""
+    return [part.strip() for part in text.split(";")]
+
+
 def parse_speculation(text: str, *, draft_model: bool = False) -> Sequence[str]:
     """The drafters of `auto`, `off` or `NAME,…`, in the order in which they are asked. Raises ValueError.
 

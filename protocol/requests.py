@@ -359,6 +359,11 @@ class Timeline(Value, frozen=True):
     preemptions: int = 0
     chunks: tuple[PromptChunk, ...] = ()
     """At most MOST_CHUNKS: the last stands for all that follow it."""
+    decodes: int = 0
+    """Steps that drew its output behind the first token, of all its choices: fewer than the tokens where drafts were
+    accepted."""
+    drafting: int = 0
+    """For how many µs drafters held up the steps that it had work in, whoever they drafted for."""
 
 
 MOST_CHUNKS = 32

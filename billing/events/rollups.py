@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from billing.calendar import check_period, months, period_bounds, period_of
 from billing.events.columns import EventColumns, Numbers, groups
 from billing.tables.money import rollup_hour, usage_event, usage_fact, usage_traits
-from billing.usage import DIMENSIONS, METERS
+from billing.usage import DIMENSIONS, DRAFTS, METERS
 
 HOUR = 3_600_000_000
 LIMB = 10**9
@@ -23,7 +23,7 @@ LIMB = 10**9
 _LAST = 7_226_582_400_000_000  # 2199: later instants give no usage and no error
 
 KEYS = tuple(column.name for column in rollup_hour.primary_key.columns)
-SUMS = ("requests", *METERS, "cost_high", "cost_low")
+SUMS = ("requests", *METERS, *DRAFTS, "cost_high", "cost_low")
 
 
 class RollupDelta(msgspec.Struct, frozen=True):
@@ -85,6 +85,7 @@ def event_sums(of: Any = usage_event.c) -> dict[str, ColumnElement[Any]]:
     return {
         "requests": func.count() - func.count(of.corrects),
         **{meter: func.sum(of[meter]) for meter in METERS},
+        **{name: func.sum(of[f"count_{name}"]) for name in DRAFTS},
         "cost_high": func.sum(of.cost_pico.op("/")(LIMB)),
         "cost_low": func.sum(of.cost_pico.op("%")(LIMB)),
     }
@@ -107,6 +108,8 @@ def roll_up(columns: EventColumns) -> list[RollupDelta]:
     add("requests", (~columns.correcting).astype(np.int64))
     for meter in columns.meters:
         add(meter, numbers[meter])
+    for name in DRAFTS:
+        add(name, numbers[f"count_{name}"])
     cost = numbers["cost_pico"]
     sign, size = np.sign(cost), np.abs(cost)
     add("cost_high", sign * (size // LIMB))

@@ -10,7 +10,7 @@ from sqlalchemy import select
 from billing.events.rollups import earliest
 from billing.exports.datasets import Column, Dataset, ExportQuery, ExportSnapshot, Row
 from billing.tables.money import price_version, usage_event
-from billing.usage import METERS
+from billing.usage import DRAFTS, METERS
 
 _OF = usage_event.c
 _RECORDED = (
@@ -40,6 +40,7 @@ async def _rows(snapshot: ExportSnapshot, wanted: ExportQuery) -> AsyncIterator[
                 *(_OF[name] for name in _RECORDED),
                 price_version.c.currency,
                 _OF.cost_pico,
+                *(_OF[f"count_{name}"] for name in DRAFTS),
             )
             .join(price_version, price_version.c.id == _OF.price_version)
             .where(_OF.tenant_id == tenant_id, _OF.period == wanted.period, _OF.admitted_at >= since)
@@ -101,6 +102,8 @@ USAGE = Dataset(
         ),
         Column("currency", "text"),
         Column("cost", "money", "exact cost"),
+        Column("drafted", "integer", "tokens that the replica guessed and verified; they cost nothing"),
+        Column("accepted", "integer", "those of them that became output"),
     ),
     rows=_rows,
     sums=("cost",),

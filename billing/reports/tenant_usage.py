@@ -20,7 +20,8 @@ TenantGroup = Literal["project_id", "model", "lane"]
 
 
 class TenantUsage(msgspec.Struct, frozen=True):
-    """One tenant's usage, of one group: tokens by meter (those that are not 0) and the exact cost in pico-units."""
+    """One tenant's usage, of one group: tokens by meter (those that are not 0) and the exact cost in pico-units.
+    `drafted` and `accepted`: tokens of drafts, which cost nothing."""
 
     tenant_id: UUID
     group: dict[str, Any]
@@ -28,6 +29,8 @@ class TenantUsage(msgspec.Struct, frozen=True):
     requests: int
     meters: dict[str, int]
     cost_pico: int
+    drafted: int = 0
+    accepted: int = 0
 
 
 async def usage_of_tenants(
@@ -67,6 +70,8 @@ async def usage_of_tenants(
             requests=int(row.requests),
             meters={meter: int(tokens) for meter in METERS if (tokens := getattr(row, meter))},
             cost_pico=int(row.cost_high) * LIMB + int(row.cost_low),
+            drafted=int(row.drafted),
+            accepted=int(row.accepted),
         )
         for row in rows
     ]

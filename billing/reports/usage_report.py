@@ -56,7 +56,8 @@ class InvalidReport(ValueError):
 
 class MonthRow(msgspec.Struct, frozen=True):
     """One project's use of one model in a month: tokens by meter (those that are not 0), token-seconds of cached
-    prompts that were stored, and the exact cost of both."""
+    prompts that were stored, and the exact cost of both. `drafted` tokens were verified beside these, of which
+    `accepted` ones are in the output: they cost nothing."""
 
     tenant_id: UUID
     project_id: UUID
@@ -66,6 +67,8 @@ class MonthRow(msgspec.Struct, frozen=True):
     meters: dict[str, int]
     cost_pico: int
     stored: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
     @property
     def cost(self) -> str:
@@ -74,12 +77,15 @@ class MonthRow(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """Usage of one group in a bucket. `group` has the fields that the report is grouped by; costs are by currency."""
+    """Usage of one group in a bucket. `group` has the fields that the report is grouped by; costs are by currency.
+    `drafted` and `accepted`: tokens of drafts, which cost nothing."""
 
     group: dict[str, Any]
     requests: int
     usage: UsageSum
     costs_pico: dict[str, int]
+    drafted: int = 0
+    accepted: int = 0
 
 
 class UsageBucket(msgspec.Struct, frozen=True):
@@ -173,6 +179,8 @@ async def usage_by_project_and_model(
             requests=int(row.requests),
             meters={meter: int(tokens) for meter in METERS if (tokens := getattr(row, meter))},
             cost_pico=_cost(row),
+            drafted=int(row.drafted),
+            accepted=int(row.accepted),
         )
         for row in rows
     ]
@@ -246,7 +254,8 @@ async def usage_buckets(
         key: dict[str, Any] = {name: getattr(row, f"group_{name}") for name in group_by}
         key |= {name: bool(key[name]) for name in _BOOLEANS if name in key}
         usage = UsageSum.from_meters({meter: int(getattr(row, meter)) for meter in METERS})
-        result = Result(key, int(row.requests), usage, {row.currency: _cost(row)})
+        costs = {row.currency: _cost(row)}
+        result = Result(key, int(row.requests), usage, costs, int(row.drafted), int(row.accepted))
         results = found.setdefault(row.bucket, {})
         same = results.get(tuple(key.values()))
         results[tuple(key.values())] = result if same is None else _added(same, result)
@@ -319,7 +328,14 @@ def _added(result: Result, added: Result) -> Result:
     usage = UsageSum.from_meters({meter: tokens + meters[meter] for meter, tokens in result.usage.meters().items()})
     currencies = result.costs_pico.keys() | added.costs_pico.keys()
     costs = {name: result.costs_pico.get(name, 0) + added.costs_pico.get(name, 0) for name in sorted(currencies)}
-    return Result(result.group, result.requests + added.requests, usage, costs)
+    return Result(
+        result.group,
+        result.requests + added.requests,
+        usage,
+        costs,
+        result.drafted + added.drafted,
+        result.accepted + added.accepted,
+    )
 
 
 def _width(width: str) -> int:

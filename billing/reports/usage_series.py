@@ -17,7 +17,7 @@ from sqlalchemy import CTE, BigInteger, ColumnElement, Select, and_, case, cast,
 from billing.calendar import following_period, period_bounds, period_of
 from billing.events.rollups import HOUR, LIMB, SUMS
 from billing.tables.money import hold_batch, price_version, rollup_hour
-from billing.usage import METERS
+from billing.usage import DRAFTS, METERS
 from storage.database.database import Database
 from storage.database.sql_arrays import one_of
 
@@ -275,6 +275,6 @@ def _measured(sums: Sums, measure: Measure) -> int:
 
 
 def _sums(row: Any) -> Sums:
-    requests, *meters, high, low = row[-len(SUMS) :]
-    tokens = {meter: number for meter, number in zip(METERS, meters, strict=True) if number}
+    requests, *counts, high, low = row[-len(SUMS) :]
+    tokens = {meter: number for meter, number in zip(METERS, counts[: -len(DRAFTS)], strict=True) if number}
     return Sums(requests=requests, tokens=tokens, cost_pico={row.currency: high * LIMB + low})

@@ -19,7 +19,7 @@ from sqlalchemy import (
 )
 
 from billing.tables.prices import price, price_version
-from billing.usage import COUNTS, DIMENSIONS, METERS
+from billing.usage import COUNTS, DIMENSIONS, DRAFTS, METERS
 from storage.database.base import STRICT, Base, Count, Id, Pico
 
 __all__ = ["price", "price_version"]  # beside what is defined here: imported so that the metadata has them
@@ -232,6 +232,7 @@ rollup_hour = Table(
     *(Column(meter, Count, nullable=False) for meter in METERS),
     Column("cost_high", Count, nullable=False),
     Column("cost_low", Count, nullable=False),
+    *(Column(name, Count, nullable=False, server_default=text("0")) for name in DRAFTS),
     **STRICT,
     postgresql_with={"fillfactor": 70},
 )

@@ -154,6 +154,7 @@ class OutputProcessor:
             parent = self._requests[work.request.id]
             if work.request.id not in told:  # once for all choices: it counts them all
                 told.add(work.request.id)
+                parent.timeline.drafting_us += self._speculator.step_us
                 self.result.progress.append(Progress(work.request.id, work.request.attempt, parent.counts()))
             self._publish_outcome(parent, work, outcome)
         failed_choices, self._failed_choices = self._failed_choices, []
@@ -192,6 +193,7 @@ class OutputProcessor:
     def _emit(self, parent: ParentRequest, request: Request, tokens: list[int], outcome: WorkOutcome) -> None:
         self.totals["output"] += len(tokens)
         start = request.output - len(tokens)
+        parent.timeline.decodes += start > 0
         if not start and not parent.timeline.first:
             parent.timeline.first = time.monotonic()
         if request.output >= request.credit:

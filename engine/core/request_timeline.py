@@ -16,7 +16,10 @@ def _micros(seconds: float) -> int:
 class RequestTimeline:
     """Times of one request, of all its choices, by `time.monotonic`. `arrived`: when its message came."""
 
-    __slots__ = ("_arrived", "_paused", "_restored", "accepted", "began", "chunks", "first", "out_of_credit_at")
+    __slots__ = (
+        *("_arrived", "_paused", "_restored", "accepted", "began", "chunks", "decodes", "drafting_us", "first"),
+        "out_of_credit_at",
+    )
 
     def __init__(self, arrived: float | None = None) -> None:
         self.accepted = time.monotonic()
@@ -25,6 +28,8 @@ class RequestTimeline:
         self.first = 0.0
         self.out_of_credit_at = 0.0
         """Since when it cannot send another token; 0.0 while it can."""
+        self.decodes = 0
+        self.drafting_us = 0.0
         self._paused = 0.0
         self._restored = 0
         self.chunks: list[PromptChunk] = []
@@ -67,6 +72,8 @@ class RequestTimeline:
             paused=_micros(self._paused),
             preemptions=preemptions,
             chunks=tuple(self.chunks),
+            decodes=self.decodes,
+            drafting=int(self.drafting_us),
         )
 
     def _offset(self, at: float) -> int:

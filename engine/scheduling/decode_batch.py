@@ -10,10 +10,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import takewhile
 
-from engine.sampling.guess_time import STEP_S, GuessTime
 from engine.scheduling.request import Request
 from engine.scheduling.step_work import Decode, Work
 from engine.scheduling.token_sequence import LatestTokens
@@ -31,8 +29,6 @@ class DecodeBatch:
     def __init__(self, most: int, most_drafts: int = 0, all_drafts: int = 0) -> None:
         self.most_drafts = most_drafts
         self.all_drafts = all_drafts
-        self.guess_time = GuessTime(STEP_S / 2)  # the other half is the drafter's that asks grammars
-        """To find out which drafts a grammar allows."""
         self.decodes: list[Decode] = []
         """By slot."""
         self.drafted = 0
@@ -78,17 +74,13 @@ class DecodeBatch:
         """Let the next step verify these tokens behind the request's last one, as many of them as there is room for.
 
         Returns how many. All rows have room in its blocks, and what they sample has credit and stays within its limit.
-        None from a token that ends the output on, or from one that its grammar forbids; none if the request does not
-        decode now, or if it has a grammar and `guess_time` is over.
+        None from a token that ends the output on; none if the request does not decode now.
         """
         if request.slot < 0:
             return 0
         work = self.decodes[request.slot]
         stops = request.sampling.stop_tokens
         fitting = tuple(takewhile(lambda token: token not in stops, tokens[: self.draft_room(request)]))
-        if fitting and request.row is not None and request.row.guide is not None:
-            count = partial(request.row.guide.count_valid, fitting)
-            fitting = fitting[: self.guess_time.guess(request.arrival, count, 0)]
         if fitting or work.drafts:
             self.drafted += len(fitting) - len(work.drafts)
             work.draft(fitting)

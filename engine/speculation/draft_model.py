@@ -87,10 +87,17 @@ class DraftModel(SideDrafter):
         self.side.verify(sequence)
         if sequence.missing > MOST_SINGLE and sequence.missing > _WORTH * (request.max_output - request.output):
             return None
-        # A token that only the served model has cannot be embedded.
-        if max(request.tokens[sequence.computed :]) >= self.runner.model.vocabulary:
+        if not self._embeds(sequence):
             return None
         return sequence if self.side.extend(sequence, len(request.tokens) + query.most - 1, using) else None
+
+    def _embeds(self, sequence: SideSequence) -> bool:
+        """Whether it has all the request's tokens: one that only the served model has cannot be embedded. Looks at each
+        token once."""
+        tokens, known = sequence.request.tokens, sequence.embeddable
+        if 0 <= known < len(tokens):
+            sequence.embeddable = len(tokens) if max(tokens[known:]) < self.runner.model.vocabulary else -1
+        return sequence.embeddable >= 0
 
     def _compute_prefixes(self, sequences: Iterable[SideSequence]) -> None:
         """Compute what is missing of prompts, as far as a step allows, first what is nearly there."""

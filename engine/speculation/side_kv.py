@@ -42,6 +42,8 @@ class SideSequence:
     """How many of the request's tokens have KV, from `first` on."""
     published: int = 0
     """How many of the table's first blocks are in the index, or were looked at and are not to be."""
+    embeddable: int = 0
+    """How many of the request's first tokens the drafter is known to embed; -1 where it has one that cannot be."""
     drafted: Sequence[int] = ()
     """Tokens whose KV lies behind the computed ones; what the request goes on with may differ."""
 
@@ -111,6 +113,7 @@ class SideKv:
             sequence.first = sequence.computed = first
             sequence.published = -(-first // BLOCK_TOKENS) if first > self.hole else 0
             sequence.table = [(ABSENT,) * len(self.groups)] * (first // BLOCK_TOKENS)
+        sequence.embeddable = sequence.computed
         self._sequences[request.arrival] = sequence
         return sequence
 

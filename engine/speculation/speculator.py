@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 import structlog
 
+from engine.sampling.guess_time import STEP_S, GuessTime
 from engine.scheduling.decode_batch import DecodeBatch
 from engine.scheduling.request import Request
 from engine.scheduling.step_costs import StepCosts
@@ -72,6 +73,7 @@ class SpeculationTotals:
     accepted_at: list[int] = field(default_factory=lambda: [0] * MOST_DRAFTS)
     """By position among a request's drafts."""
     drafting_us: float = 0.0
+    """What drafters held steps up, from when they are thought of until a step may run."""
     gained_us: float = 0.0
     """What plain steps for the accepted drafts would have taken, less what their steps took longer."""
 
@@ -119,7 +121,11 @@ class Speculator:
         """By arrival, of the step that runs."""
         self._asking = {drafter.name: AskingTime() for drafter in drafters}
         """By drafter; those that compute say what they will take."""
+        self._guess_time = GuessTime(STEP_S / 2)  # the other half is the drafter's that asks grammars
+        """To find out which drafts a grammar allows."""
         self._load = StepLoad(0, 0, 0.0)
+        self.step_us = 0.0
+        """What drafting held up the step that runs."""
         self._began = 0.0
         self._weighed_us = 0.0
         """Of the time that drafts took, what was weighed before they were asked for."""
@@ -129,14 +135,18 @@ class Speculator:
     def draft(self, step: Step, target: float = float("inf")) -> None:
         """Let the step verify drafts. `target`: the longest that it may take, in µs, if prompts are computed in it."""
         self._drafted.clear()
+        self.step_us = 0.0
         if self.off or not step.work:
             return
+        began = time.perf_counter()
         decodes = [work for work in step.work if isinstance(work, Decode)]
         if decodes:
             self._draft_for(step, decodes, target)
         for drafter in self.drafters:
             self._call(drafter, drafter.catch_up, None)
         self._began = time.perf_counter()
+        self.step_us = (self._began - began) * 1e6
+        self.totals.drafting_us += self.step_us
 
     def _draft_for(self, step: Step, decodes: Sequence[Decode], target: float) -> None:
         self._load = self._load_of(step, decodes, target)
@@ -146,7 +156,6 @@ class Speculator:
             self._weighed_us = 0.0
             proposals = self._proposals(decodes)
             took = (time.perf_counter() - began) * 1e6
-            self.totals.drafting_us += took
             if proposals:
                 room = self._budget - sum(work.count for work in step.work)
                 self._choose(decodes, proposals, room, took - self._weighed_us)
@@ -266,9 +275,17 @@ class Speculator:
             for arrival, drafted in proposals.items()
         ]
         counts = self.planner.plan(self._load, candidates, max(0, room), took)
-        for arrival in self._batch.guess_time.turns(counts):
-            if self._batch.draft(requests[arrival], proposals[arrival].proposal.tokens[: counts[arrival]]):
+        for arrival in self._guess_time.turns(counts):
+            request = requests[arrival]
+            if self._batch.draft(request, self._valid(request, proposals[arrival].proposal.tokens[: counts[arrival]])):
                 self._drafted[arrival] = proposals[arrival]
+
+    def _valid(self, request: Request, drafts: Sequence[int]) -> Sequence[int]:
+        """These drafts, as far as the request's grammar allows them; none if there is no time to ask it."""
+        if request.row is None or request.row.guide is None:
+            return drafts
+        guide = request.row.guide
+        return drafts[: self._guess_time.guess(request.arrival, lambda: guide.count_valid(drafts), 0)]
 
     def _chances(self, arrival: int, drafted: _Drafted) -> Sequence[float]:
         proposal = drafted.proposal

@@ -16,7 +16,7 @@ import torch
 from engine.execution.model_runner import ModelRunner
 from engine.layers.decoder_layer import DecoderLayer
 from engine.scheduling.step_costs import MeasuredCosts
-from engine.startup.dummy_batch import DummyBatch, DummyChunk, layers_by_kind
+from engine.startup.dummy_batch import DummyBatch, DummyChunk, TimedLayers, fastest
 
 logger = structlog.get_logger("engine.startup.calibration")
 
@@ -25,8 +25,6 @@ _LIMIT_S = 0.5
 """After so long, only the smallest and the largest batch are measured, and once: steps of a large model would hold up
 the start. Batches between them are estimated, and learnt when they come."""
 _PREFILL_TOKENS = 256
-_TIMED_LAYERS = 3
-"""Of each kind, at most."""
 
 
 def calibrate(
@@ -64,47 +62,31 @@ def calibrate(
 
 
 class _TimedSteps:
-    """Times steps of all layers, and of the head for each chunk's last row, by a few layers of each kind: the others
-    are taken to be as fast."""
+    """Times steps of all layers, and of the head for each chunk's last row."""
 
     def __init__(self, dummy_batch: DummyBatch, clock: Callable[[], float]) -> None:
         self.dummy_batch = dummy_batch
-        self._clock = clock
-        self._timed_s = 0.0
-        kinds = layers_by_kind(dummy_batch.runner.model.layers)
-        self._one_of_each = [layers[0] for layers in kinds]
-        self._more = [(layers[1:_TIMED_LAYERS], len(layers) - 1) for layers in kinds if len(layers) > 1]
-        """Further layers of each kind, and how many there are."""
+        self._layers = TimedLayers(dummy_batch.runner.model.layers, clock)
 
     @property
     def are_long(self) -> bool:
         """Whether the steps have taken the time that a start has for them."""
-        return self._timed_s > _LIMIT_S
+        return self._layers.spent_s > _LIMIT_S
 
     def fastest(self, chunks: Sequence[DummyChunk]) -> float:
         """µs of a step that nothing else on the machine held up: of each part the fastest run of a few, while there is
         time. Chunks of one token come first."""
+
+        def run(layers: Sequence[DecoderLayer]) -> None:
+            self._run(chunks, layers)
+
         # The first run of a shape compiles kernels and allocates memory, which no later one does.
-        self._run(chunks, self._one_of_each)
-        runs = [self._one_of_each, *([*self._one_of_each, *layers] for layers, _ in self._more)]
-        took = [self._time(chunks, layers) for layers in runs]
+        run(self._layers.one_of_each)
+        took = self._layers.time(run)
         for _ in range(_ROUNDS - 1):
             if not self.are_long:
-                took = [min(before, self._time(chunks, layers)) for before, layers in zip(took, runs, strict=True)]
-        once, *with_more = took
-        further = (
-            max(0.0, longer - once) / len(layers) * count
-            for longer, (layers, count) in zip(with_more, self._more, strict=True)
-        )
-        return (once + sum(further)) * 1e6
-
-    def _time(self, chunks: Sequence[DummyChunk], layers: Sequence[DecoderLayer]) -> float:
-        """Seconds that these layers and the head take."""
-        began = self._clock()
-        self._run(chunks, layers)
-        took = self._clock() - began
-        self._timed_s += took
-        return took
+                took = fastest(took, self._layers.time(run))
+        return self._layers.of_all(took) * 1e6
 
     def _run(self, chunks: Sequence[DummyChunk], layers: Sequence[DecoderLayer]) -> None:
         runner, rows = self.dummy_batch.runner, sum(len(chunk.tokens) for chunk in chunks)

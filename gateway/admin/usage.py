@@ -29,7 +29,8 @@ _DAYS_US = 7 * 24 * HOUR
 
 class UsageResult(Struct, frozen=True, kw_only=True):
     """What one group used: requests, tokens by meter (those that are not 0), and the exact cost by currency. It has the
-    fields that the report is grouped by; `project` and `key_name` are names, `key` is the public id."""
+    fields that the report is grouped by; `project` and `key_name` are names, `key` is the public id. `drafted_tokens`
+    were guessed and verified by the replicas, and `accepted_tokens` of them became output: they cost nothing."""
 
     project_id: str | UnsetType | None = UNSET
     project: str | UnsetType | None = UNSET
@@ -39,6 +40,8 @@ class UsageResult(Struct, frozen=True, kw_only=True):
     lane: str | UnsetType = UNSET
     requests: int
     tokens: dict[str, int]
+    drafted_tokens: int
+    accepted_tokens: int
     cost: dict[str, str]
 
 
@@ -249,6 +252,8 @@ def _bucket(bucket: UsageBucket, projects: Names, keys: Mapping[UUID, NamedKey])
                 **_fields(result.group, projects, keys),
                 requests=result.requests,
                 tokens=dict(result.usage.used()),
+                drafted_tokens=result.drafted,
+                accepted_tokens=result.accepted,
                 cost={currency: format_pico(cost) for currency, cost in result.costs_pico.items()},
             )
             for result in bucket.results
@@ -261,6 +266,8 @@ def _tenant_result(line: TenantUsage, projects: Names) -> UsageResult:
         **_fields(line.group, projects, {}),
         requests=line.requests,
         tokens=line.meters,
+        drafted_tokens=line.drafted,
+        accepted_tokens=line.accepted,
         cost={line.currency: format_pico(line.cost_pico)},
     )
 

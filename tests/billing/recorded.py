@@ -84,7 +84,13 @@ async def record(
                 admitted_at=at,
                 finished_at=at + 500_000,
                 period=period_of(at),
-                counts=Counts(prompt=usage.prompt, computed=usage.prompt, output=usage.output),
+                counts=Counts(
+                    prompt=usage.prompt,
+                    computed=usage.prompt,
+                    output=usage.output,
+                    drafted=usage.output // 2,
+                    accepted=usage.output // 3,
+                ),
                 cost_pico=version.cost(usage, lane),
                 context_from=version.context_from(usage.prompt, lane),
             )

@@ -394,7 +394,9 @@ class FakeReplica:
             await self._wait(run, script.prefill)
         first = _micros(arrived)
         chunk_of_all = PromptChunk(began, first, prompt - read)
-        run.timeline = Timeline(0, began, first if script.tokens else -1, chunks=(chunk_of_all,))
+        run.timeline = Timeline(
+            0, began, first if script.tokens else -1, chunks=(chunk_of_all,), decodes=2, drafting=1500
+        )
         if generate.sampling.prompt_logprobs is not None:
             say(PromptLogprobs(generate.id, generate.attempt, 1, script.scores(generate.tokens[1:])))
         scored = generate.sampling.logprobs is not None and bool(script.likeliest)

@@ -141,6 +141,7 @@ def _replicas(settings: Settings) -> list[Child]:
             "TURNPIKE_SECRETS_FILE": str(settings.secrets),  # the file that was just made
             "TURNPIKE_MODEL": str(folder),
             "TURNPIKE_DRAFT_MODEL": str(settings.draft_folder(at) or ""),
+            "TURNPIKE_SPECULATION": ",".join(settings.drafters_of(at)) or "off",
         }
         name = f"replica of {folder.resolve().name}" if several else "replica"
         children.append(Child(name, ["engine", "--listen", address, "--replica-name", f"replica-{at}"], environment))

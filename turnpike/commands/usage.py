@@ -1,4 +1,4 @@
-"""`turnpike usage`: print tokens by class, cache storage and exact cost, by project and model."""
+"""`turnpike usage`: print tokens by class, those of drafts, cache storage and exact cost, by project and model."""
 
 from __future__ import annotations
 
@@ -44,6 +44,8 @@ async def print_usage(admin: AdminServices, arguments: argparse.Namespace) -> No
             "model": line.model,
             "requests": line.requests,
             **{meter: line.meters.get(meter, 0) for meter in METERS},
+            "drafted": line.drafted,
+            "accepted": line.accepted,
             _STORED: line.stored,
             "currency": line.currency,
             "cost": format_pico(line.cost_pico),
@@ -54,9 +56,9 @@ async def print_usage(admin: AdminServices, arguments: argparse.Namespace) -> No
 
 
 def _print_rows(month: str, rows: list[dict[str, object]], form: str) -> None:
-    from billing.usage import METERS
+    from billing.usage import DRAFTS, METERS
 
-    fixed = ["tenant", "project", "model", "requests", *METERS, _STORED, "currency", "cost"]
+    fixed = ["tenant", "project", "model", "requests", *METERS, *DRAFTS, _STORED, "currency", "cost"]
     if form == "json":
         print(json.dumps({"month": month, "rows": rows}, indent=2))
     elif form == "csv":
@@ -67,5 +69,5 @@ def _print_rows(month: str, rows: list[dict[str, object]], form: str) -> None:
         print(f"no usage in {month}")
     else:
         # Classes that nobody used are left out of the table; CSV and JSON have every column.
-        shown = [name for name in fixed if name not in (*METERS, _STORED) or any(row[name] for row in rows)]
+        shown = [name for name in fixed if name not in (*METERS, *DRAFTS, _STORED) or any(row[name] for row in rows)]
         print_table(shown, [[row[name] for name in shown] for row in rows])

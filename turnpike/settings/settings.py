@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from engine.options import parse_speculation
+from engine.options import parse_speculation, split_speculation
 from engine.scheduling.fairness.lanes import LANE_WEIGHTS
 from protocol.requests import LANES, Lane
 from storage.reported_error import ReportedError
@@ -315,8 +315,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     speculation: Annotated[
         str,
         _about(
-            "who guesses the next tokens, which steps then verify: auto, off, or drafters as NAME,…; outputs are the "
-            "same with any",
+            "who guesses the next tokens, which steps then verify: auto, off, or drafters as NAME,…; of several models "
+            "one for all, or one each in their order with a semicolon between them; outputs are the same with any",
             SERVE,
             ENGINE,
         ),
@@ -481,11 +481,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """The values by lane of the setting `name`. Raises ValueError for a malformed one, which `load` refuses."""
         return parse_lane_values(getattr(self, name), BY_LANE[name])
 
-    @property
-    def drafters(self) -> Sequence[str]:
-        """The names of the drafters. Raises SettingError."""
+    def speculation_of(self, at: int) -> str:
+        """What `speculation` says of the model at this place. Raises SettingError."""
+        parts = split_speculation(self.speculation)
+        if len(parts) not in (1, len(self.model_folders)):
+            raise SettingError(f"speculation: {len(parts)} choices for {len(self.model_folders)} models")
+        return parts[at % len(parts)]
+
+    def drafters_of(self, at: int) -> Sequence[str]:
+        """The names of the drafters of the model at this place. Raises SettingError."""
         try:
-            return parse_speculation(self.speculation, draft_model=self.draft_folder(0) is not None)
+            return parse_speculation(self.speculation_of(at), draft_model=self.draft_folder(at) is not None)
         except ValueError as error:
             raise SettingError(f"speculation: {error}") from error
 

@@ -12,6 +12,7 @@ from billing.money import format_pico
 from billing.prices import PriceVersion
 from billing.reports.request_list import ListedEvent
 from gateway.generation_request import Dialect
+from protocol.requests import Timeline
 from waterfall.bars import Bar, Waterfall, waterfall
 from waterfall.record import Attempt, Record
 
@@ -33,7 +34,7 @@ CAUSES: Mapping[str, str] = {
     "match": "The cache was searched, and KV came from farther tiers before anything was computed.",
     "prefill": "The rest of the prompt was computed.",
     "promise": "What leases promise was confirmed in the database.",
-    "decode": "Output tokens were drawn, one step each.",
+    "decode": "Output tokens were drawn.",
     "reader": "The client read slower than tokens came.",
     "funds": "More money had to be held before the answer could go on.",
     "lost": "The replica was lost while it ran the request.",
@@ -87,7 +88,8 @@ class WaterfallAttempt(Struct, frozen=True, kw_only=True):
     """An attempt at a replica. `told`: whether the replica told its own times. `paused_us`: for how long the replica
     could send nothing, since the client read slowly or more money was being held. `after`: what became of the replica
     before it; `emitted_tokens`: output that it went on after; `other_numerics`: what followed may be other tokens than
-    that replica would have drawn."""
+    that replica would have drawn. `decode_steps`: steps that drew output behind the first token, fewer than the tokens
+    where drafts were accepted. `drafting_us`: for how long drafters held its steps up, whoever they drafted for."""
 
     replica: str
     after: Literal["lost", "stopped", "refused"] | None
@@ -96,6 +98,8 @@ class WaterfallAttempt(Struct, frozen=True, kw_only=True):
     told: bool
     paused_us: int
     preemptions: int
+    decode_steps: int
+    drafting_us: int
 
 
 class WaterfallObject(Struct, frozen=True, kw_only=True):
@@ -178,14 +182,17 @@ def no_waterfall(
 
 
 def _attempt(one: Attempt) -> WaterfallAttempt:
+    told = one.timeline or Timeline()
     return WaterfallAttempt(
         replica=one.replica,
         after=_UNDONE.get(one.after),
         emitted_tokens=one.emitted,
         other_numerics=one.other_numerics,
         told=one.timeline is not None,
-        paused_us=0 if one.timeline is None else one.timeline.paused,
-        preemptions=0 if one.timeline is None else one.timeline.preemptions,
+        paused_us=told.paused,
+        preemptions=told.preemptions,
+        decode_steps=told.decodes,
+        drafting_us=told.drafting,
     )
 
 
@@ -205,9 +212,19 @@ def _cause(bar: Bar, record: Record) -> str:
     cause = CAUSES[bar.stage]
     if bar.stage == "queue" and record.lane:
         return cause.replace("its lane", f"the lane {record.lane}")
+    if bar.stage == "decode" and 0 < bar.attempt <= len(record.attempts):
+        return f"{cause}{_steps(record.attempts[bar.attempt - 1].timeline)}"
     if bar.stage == "answer" and record.status == "refused":
         return f"It was refused: {record.code}."
     return cause
+
+
+def _steps(told: Timeline | None) -> str:
+    """In how many steps output was drawn, as far as the replica told it; and what drafting took of the time."""
+    if told is None or not told.decodes:
+        return ""
+    drafting = f" Drafters held it up for {told.drafting / 1000:.1f} ms." if told.drafting >= 50 else ""
+    return f" It took {told.decodes} {'step' if told.decodes == 1 else 'steps'} behind the first token.{drafting}"
 
 
 def _billed(bars: Sequence[Bar], event: ListedEvent, version: PriceVersion) -> dict[int, tuple[int, int]]:

@@ -61,7 +61,9 @@ class ServerToolUse(Struct, frozen=True):
 
 
 class UsageResult(Struct, frozen=True, kw_only=True):
-    """The usage of one group. `requests` and `cost` are ours; the cost is exact, an entry for each currency."""
+    """The usage of one group. `requests` and `cost` are ours; the cost is exact, an entry for each currency. So are
+    `drafted_tokens`, which the replicas guessed and verified, and `accepted_tokens`, those of them that became output:
+    they cost nothing."""
 
     uncached_input_tokens: int
     cache_creation: CacheCreation
@@ -69,6 +71,8 @@ class UsageResult(Struct, frozen=True, kw_only=True):
     output_tokens: int
     server_tool_use: ServerToolUse = ServerToolUse()
     requests: int
+    drafted_tokens: int
+    accepted_tokens: int
     cost: list[Cost]
     api_key_id: str | None = None
     workspace_id: str | None = None
@@ -185,6 +189,8 @@ def _usage(result: Result) -> UsageResult:
         cache_read_input_tokens=sum(usage.read.values()),
         output_tokens=usage.output,
         requests=result.requests,
+        drafted_tokens=result.drafted,
+        accepted_tokens=result.accepted,
         cost=costs_by_currency(result.costs_pico),
         api_key_id=id_text(group.get("api_key_id")),
         workspace_id=id_text(group.get("project_id")),

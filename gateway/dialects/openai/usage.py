@@ -47,7 +47,8 @@ _NO_USERS = "usage is not recorded by user"
 
 class UsageResult(Struct, frozen=True, kw_only=True):
     """The usage of one group. `cost` is ours: exact, an entry for each currency. So are the writes of classes that
-    OpenAI does not have, which are left out where there are none: with them the writes add up."""
+    OpenAI does not have, which are left out where there are none: with them the writes add up. `drafted_tokens` were
+    guessed and verified by the replicas, and `accepted_tokens` of them became output: they cost nothing."""
 
     object: str = "organization.usage.completions.result"
     input_tokens: int
@@ -70,6 +71,8 @@ class UsageResult(Struct, frozen=True, kw_only=True):
     output_audio_tokens: int = 0
     output_image_tokens: int = 0
     num_model_requests: int
+    drafted_tokens: int
+    accepted_tokens: int
     cost: list[Cost]
     project_id: str | None = None
     api_key_id: str | None = None
@@ -120,6 +123,8 @@ def _usage(result: Result) -> UsageResult:
         output_tokens=usage.output,
         output_text_tokens=usage.output,
         num_model_requests=result.requests,
+        drafted_tokens=result.drafted,
+        accepted_tokens=result.accepted,
         cost=costs_by_currency(result.costs_pico),
         project_id=id_text(group.get("project_id")),
         api_key_id=id_text(group.get("api_key_id")),

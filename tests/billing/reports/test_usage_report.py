@@ -51,6 +51,7 @@ async def test_a_month_by_project_and_model(database: Database) -> None:
 async def test_rollups_say_what_the_events_say(database: Database) -> None:
     tenant, other = await Tenant.rich(database, 0), await Tenant.rich(database, 0, "big")
     event = tenant.event(tenant.request(0), Usage(uncached=4, write={"1h": 9}, output=2))
+    event = msgspec.structs.replace(event, counts=msgspec.structs.replace(event.counts, drafted=3, accepted=1))
     instants = [NOON + n * 1_111_000_000 for n in range(20)]
     keys = [new_id(), new_id()]
     await store(database, *(_at(event, at, id=new_id(), key_id=keys[at % 3 // 2]) for at in instants))
@@ -58,6 +59,8 @@ async def test_rollups_say_what_the_events_say(database: Database) -> None:
     for who in (tenant.id, None):
         by_events = await usage_by_project_and_model(database, "2026-11", who, source="events")
         assert await usage_by_project_and_model(database, "2026-11", who) == by_events
+        assert sum(row.drafted for row in by_events) == 3 * len(instants)
+        assert sum(row.accepted for row in by_events) == len(instants)
     for low, high in ((NOON, NOON + DAY // 2), (NOON + 1, NOON + DAY // 4 + 1), (NOON + 5, NOON + 6)):
         page = await usage_buckets(database, tenant.id, start_at=low, end_at=high, group_by=["api_key_id"])
         within = [at for at in instants if low <= at < high]
@@ -65,6 +68,7 @@ async def test_rollups_say_what_the_events_say(database: Database) -> None:
             mine = [at for at in within if keys[at % 3 // 2] == result.group["api_key_id"]]
             assert (result.requests, result.usage.output) == (len(mine), 2 * len(mine))
             assert result.costs_pico == {"USD": len(mine) * event.cost_pico}
+            assert (result.drafted, result.accepted) == (3 * len(mine), len(mine)), "which cost nothing"
         assert sum(result.requests for result in page.buckets[0].results) == len(within)
 
 

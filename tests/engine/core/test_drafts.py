@@ -123,14 +123,13 @@ def test_rows_stay_in_the_blocks_that_the_request_has(tiny_model: Path, tokenize
     assert_same(run, expected)
 
 
-def test_credit_a_limit_a_stop_token_and_a_grammar_bound_the_drafts(tiny_model: Path, tokenizer: Path):
-    bench = bench_of(tiny_model, tokenizer)
+def test_credit_a_limit_and_a_stop_token_bound_the_drafts(tiny_model: Path):
+    bench = make_bench(tiny_model)
     scheduler = bench.engine.scheduler
     asked = {
         "credit": request("credit", 10, "greedy", credit=4),
         "limit": request("limit", 10, "greedy", output=6),
         "stop": request("stop", 10, "greedy", stop_tokens=(7,)),
-        "grammar": request("grammar", 10, "grammar"),
     }
     for each in asked.values():
         bench.add(each)
@@ -139,7 +138,7 @@ def test_credit_a_limit_a_stop_token_and_a_grammar_bound_the_drafts(tiny_model: 
         work.request.id: scheduler.batch.draft(work.request, [5, 6, 8, 9, 7, 5, 6, 8])
         for work in scheduler.batch.decodes
     }
-    assert verified == {"credit": 2, "limit": 4, "stop": 4, "grammar": 0}
+    assert verified == {"credit": 2, "limit": 4, "stop": 4}
     for work in scheduler.batch.decodes:
         assert scheduler.batch.draft(work.request, []) == 0
     assert scheduler.batch.drafted == 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
 from engine.core.request_timeline import RequestTimeline
 from protocol.requests import MOST_CHUNKS, Credit, Timeline
-from tests.engine.conftest import SCOPES, VOCABULARY, Bench, generate
+from tests.engine.conftest import SCOPES, VOCABULARY, Bench, generate, make_bench
+from tests.engine.speculation.lying_drafter import OracleDrafter
 
 LONG = [(11 * i + i * i) % VOCABULARY for i in range(300)]
 
@@ -52,6 +54,18 @@ def test_waiting_for_credit_is_told_apart(bench: Bench):
     bench.finish()
     told = timeline(bench, "a")
     assert 50_000 <= told.paused <= told.ended - told.first
+
+
+def test_accepted_drafts_are_fewer_steps(tiny_model: Path):
+    plain = make_bench(tiny_model)
+    output = plain.one(generate("a", LONG[:20], 25)).tokens
+    told = timeline(plain, "a")
+    assert (told.decodes, told.drafting) == (24, 0), "the first token is the prompt's"
+    bench = make_bench(tiny_model, drafters=[OracleDrafter(VOCABULARY, {("a", 0): output}, 0)])
+    bench.one(generate("a", LONG[:20], 25))
+    told = timeline(bench, "a")
+    assert told.decodes == 24 - bench.counts("a").accepted < 24
+    assert 0 < told.drafting < told.ended
 
 
 def test_a_request_that_never_began_says_so(bench: Bench):

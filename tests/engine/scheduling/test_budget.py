@@ -126,7 +126,6 @@ NO_CLOCK = {
     "collections",
     "dataclasses",
     "engine",
-    "functools",
     "heapq",
     "itertools",
     "math",

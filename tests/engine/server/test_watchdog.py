@@ -39,7 +39,7 @@ HOLD_THE_LOCK = HANG.replace("WAIT", "ctypes.PyDLL(None).sleep(1000)")
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [SLEEP, HOLD_THE_LOCK], ids=["sleeps", "holds the interpreter's lock"])
 async def test_a_step_that_never_ends_ends_the_replica(tmp_path: Path, tiny_model: Path, fault: str):
-    replica = await ReplicaProcess.start(tmp_path, tiny_model, fault=fault, stall_s=1.0, speculation=())
+    replica = await ReplicaProcess.start(tmp_path, tiny_model, fault=fault, stall_s=1.0)
     client = await Client.dial(replica.path)
     client.send(*SCOPES.values(), generate("long", HARMLESS, 1500))
     await client.until(lambda: len(client.tokens.get("long", ())) > 5)
@@ -52,7 +52,7 @@ async def test_a_step_that_never_ends_ends_the_replica(tmp_path: Path, tiny_mode
         [report] = replica.data.glob("stall-*.txt")
         assert "harmful" in report.read_text()
         assert "in hanging" in report.read_text()
-    second = await ReplicaProcess.start(tmp_path, tiny_model, fault=fault, stall_s=1.0, speculation=())
+    second = await ReplicaProcess.start(tmp_path, tiny_model, fault=fault, stall_s=1.0)
     heir = await Client.dial(second.path)
     await heir.finished("long")
     assert heir.done["long"].counts.output >= 5, "the journal says what had been done"

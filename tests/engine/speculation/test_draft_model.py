@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.scheduling.token_sequence import TokenSequence
 from engine.speculation.draft_model import PREFIX_ROWS, DraftModel
-from engine.speculation.drafter import Drafter
+from engine.speculation.drafter import Drafter, Proposal, Query
 from protocol.requests import Retain, Segment
 from tests.engine.conftest import Bench, Families, Run, generate, make_bench, without_output, write_model
 from tests.engine.memory_store import MemoryStore
@@ -123,6 +125,30 @@ def test_what_is_not_stored_is_not_found(tiny_model: Path):
     bench = make_bench(tiny_model, drafters=[drafter])
     cold = rows_for(bench, drafter, "a", 200, store="none")
     assert rows_for(bench, drafter, "b", 200) == cold
+
+
+def test_it_looks_at_each_token_a_bounded_number_of_times(tiny_model: Path, monkeypatch: pytest.MonkeyPatch):
+    """However many steps a prompt takes to compute, and however long the request gets."""
+    read, (prompt, output) = [0], (1000, 60)
+    get = TokenSequence.__getitem__
+
+    def counting(tokens: TokenSequence, index: int | slice) -> object:
+        item = get(tokens, index)  # type: ignore[call-overload]
+        read[0] += 1 if isinstance(item, int) else len(item)
+        return item
+
+    class Watched(DraftModel):
+        def propose(self, queries: Sequence[Query]) -> Sequence[Proposal | None]:
+            with monkeypatch.context() as patch:
+                patch.setattr(TokenSequence, "__getitem__", counting)
+                return super().propose(queries)
+
+    drafter = draft_model(tiny_model)
+    watched = Watched(drafter.runner.model, drafter.side, prompt + output)  # type: ignore[arg-type]
+    bench = make_bench(tiny_model, blocks=64, budget=2048, drafters=[watched])
+    bench.one(request("x", prompt, "greedy", output=output))
+    assert bench.counts("x").accepted > 20
+    assert read[0] <= 2 * prompt + 10 * output
 
 
 def test_a_prompt_is_computed_beside_the_decoding_a_bounded_part_a_step(tiny_model: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,8 @@ from tests.fast import examples
 
 LENGTHS = (1, 20, 56, 60, 62, 63, 64, 65, 120, 128)
 CONTEXT = 256
+EXAMPLES = int(os.environ.get("DRAFT_EXAMPLES", "0")) or examples(40)
+"""`make test-drafts` is the long run, of 100,000."""
 TIERS: tuple[dict[str, Any], ...] = (
     {},
     {"blocks": 9, "running": 4, "budget": 200},
@@ -56,7 +59,7 @@ def assert_begins(run: Run, expected: Run) -> None:
         assert torch.equal(ours, theirs)
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(data=st.data())
 def test_outputs_are_those_of_plain_decoding(tiny_model: Path, tokenizer: Path, data: st.DataObject):
     asked: dict[str, Generate] = {}

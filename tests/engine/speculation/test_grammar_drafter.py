@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from engine.grammar.closing_search import ClosingSearch
 from engine.grammar.llguidance_guide import LlguidanceGuide, SharedGrammarState
 from engine.sampling.guess_time import STEP_S, GuessTime
 from engine.scheduling.decode_batch import DecodeBatch
 from engine.scheduling.request import Request
-from engine.speculation.drafter import Query
+from engine.scheduling.step_costs import FixedCosts
+from engine.scheduling.step_work import Step
+from engine.speculation.drafter import Drafter, Proposal, Query
 from engine.speculation.grammar_drafter import GrammarDrafter
+from engine.speculation.speculator import Speculation, Speculator
+from tests.engine import modes
 from tests.engine.speculation.test_ngram_drafter import request_of
 
 GUESS_S = STEP_S / 10
@@ -38,6 +43,18 @@ class SlowGuide:
         until = time.thread_time() + GUESS_S
         while time.thread_time() < until:
             pass
+
+
+class Fixed(Drafter):
+    """Proposes the same tokens in each step."""
+
+    name: ClassVar[str] = "fixed"
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.tokens = tokens
+
+    def propose(self, queries: Sequence[Query]) -> Sequence[Proposal | None]:
+        return [Proposal(self.tokens, 1.0) for _ in queries]
 
 
 def guided(count: int) -> tuple[list[Request], list[SlowGuide]]:
@@ -69,14 +86,25 @@ def test_drafts_are_checked_for_some_in_each_step_and_for_all_in_turns() -> None
     batch = DecodeBatch(32, 3, 99)
     for request in requests:
         batch.join(request)
-    by_arrival = {request.arrival: request for request in requests}
+    speculator = Speculator(Speculation([Fixed([5])]), batch, FixedCosts(), 999, 100)
     for _ in range(20):
-        drafted = sum(bool(batch.draft(by_arrival[at], [5])) for at in batch.guess_time.turns(by_arrival))
-        assert 1 <= drafted <= 6
+        step = Step()
+        step.work = batch.works()
+        speculator.draft(step)
+        assert 1 <= batch.drafted <= 6
         for decode in batch.decodes:
             decode.draft(())
         batch.drafted = 0
     assert all(guide.asked for guide in guides)
+
+
+def test_drafts_end_where_the_grammar_forbids_them(tiny_model: Path, tokenizer: Path) -> None:
+    """It begins with a brace: what cannot be right takes no row."""
+    bench = modes.bench_of(tiny_model, tokenizer, drafters=[Fixed([5, 6])])
+    bench.one(modes.request("x", 10, "grammar"))
+    assert bench.counts("x").drafted == 0
+    bench.one(modes.request("y", 10, "greedy"))
+    assert bench.counts("y").drafted > 0
 
 
 def test_whoever_had_no_time_is_first_in_the_next_step() -> None:

@@ -36,7 +36,7 @@ def test_few_layers_and_few_logits_are_computed_before_a_replica_is_ready(
 
     monkeypatch.setattr(Linear, "__init__", making)
     monkeypatch.setattr(Linear, "_product", counting)
-    options = ReplicaOptions(folder, "unix:x", tmp_path, "r", b"", device="cpu", kv_memory=1 << 21, speculation=())
+    options = ReplicaOptions(folder, "unix:x", tmp_path, "r", b"", device="cpu", kv_memory=1 << 21)
     assembled = assemble(options)
     assert len(made) == LAYERS * PRODUCTS + 1
     (head,) = (
@@ -45,8 +45,9 @@ def test_few_layers_and_few_logits_are_computed_before_a_replica_is_ready(
     layers = [number for number in range(len(made)) if number != head]
     last_layer = layers[-PRODUCTS:]
     assert not any(rows[number] for number in last_layer), "steps of all layers"
-    # A decode batch is 64 rows and a chunk 512: a few of the one, and not each row of the other.
-    assert 64 < rows[head] < 1500
+    # A decode batch is 64 rows and a chunk 512: a few of the one, and not each row of the other. Of steps that verify
+    # drafts, up to 256 rows of each size, each row counts; whatever of that a slow machine leaves out.
+    assert 64 < rows[head] < 1500 + 3 * 620
     bench = Bench(assembled.engine)
     bench.one(generate("a", [5, 6, 7], 3))
     assert all(rows[number] for number in last_layer)

@@ -81,7 +81,15 @@ async def test_a_request_from_authentication_to_settlement(stack: Stack, desks: 
     assert list(sums)[:18] == [*stages, "accept", "queue", "match", "prefill", "decode", "reader", "spool"]
     assert {"answer", "settle"} <= set(sums)
     assert found["first_token_us"] < found["wall_us"]
-    assert found["attempts"] == [{"replica": "replica-0", "told": True, "paused_us": 0, "preemptions": 0}]
+    [attempt] = found["attempts"]
+    assert attempt == {
+        **{"replica": "replica-0", "told": True, "paused_us": 0, "preemptions": 0},
+        **{"decode_steps": 2, "drafting_us": 1500},
+    }
+    [decode] = [bar for bar in found["bars"] if bar["stage"] == "decode"]
+    assert decode["cause"] == (
+        "Output tokens were drawn. It took 2 steps behind the first token. Drafters held it up for 1.5 ms."
+    )
     # tokens and money of the bars are those of the event
     details = await desks.own().get(f"{D}/requests/{name}")
     costs = [Decimal(bar["cost"]) for bar in found["bars"] if bar["cost"] is not None]

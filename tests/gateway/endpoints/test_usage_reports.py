@@ -72,6 +72,8 @@ async def test_openai_usage_and_costs(stack: Stack) -> None:
                 assert sum(r.input_cached_tokens for r in results) == sum(wanted.read.values())
                 assert sum(r.input_cache_write_tokens for r in results) == sum(wanted.write.values())
                 assert sum(r.output_tokens for r in results) == wanted.output
+                assert sum(r.drafted_tokens for r in results) == sum(e.counts.drafted for e in past.events) > 0
+                assert sum(r.accepted_tokens for r in results) == sum(e.counts.accepted for e in past.events) > 0
                 pico = sum(Decimal(cost["amount"]) for r in results for cost in r.cost)
                 assert pico * 10**12 == past.cost_pico
         for tier, lane in (("priority", "interactive"), ("default", "standard"), ("flex", "batch")):
@@ -142,6 +144,8 @@ async def test_anthropic_usage_and_costs(stack: Stack) -> None:
                     written = sum(r["cache_creation"][f"ephemeral_{name}_input_tokens"] for r in found)
                     assert written == wanted.write[name]
                 assert sum(r["output_tokens"] for r in found) == wanted.output
+                assert sum(r["drafted_tokens"] for r in found) == sum(e.counts.drafted for e in past.events)
+                assert sum(r["accepted_tokens"] for r in found) == sum(e.counts.accepted for e in past.events)
                 assert sum(r["requests"] for r in found) == len(past.events)
         batch = await results("usage_report/messages", service_tiers=["batch"], models=["big"])
         assert sum(r["requests"] for r in batch) == sum((e.lane, e.model) == ("batch", "big") for e in past.events)

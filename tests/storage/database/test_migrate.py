@@ -140,7 +140,8 @@ async def test_the_ledger_is_made_of_what_was_there(tmp_path: Path, empty_postgr
             row = (await session.execute(select(billing.tables.money.balance))).one()
         assert (row.credit, row.debit, row.promo, row.receivable, row.held) == (900, 1000, 0, 100, 0)
         assert row.overdraft == 100
-        assert (await usage_report.usage_by_project_and_model(database, "2026-11"))[0].cost_pico == 700
+        (month,) = await usage_report.usage_by_project_and_model(database, "2026-11")
+        assert (month.cost_pico, month.drafted, month.accepted) == (700, 5, 4)
         holds = HoldService(database)
         (open_one, other) = [await holds.get(request) for request in await holds.open_of("g")]
         assert open_one is not None
@@ -203,7 +204,7 @@ def _fill_first(connection: Connection) -> None:
             row("hold", request_id=new_id(), **ids, state=state, model="m", gateway="g", terms=b"t", expires_at=10**7)
         row(
             "usage_event", id=identity, **ids, model="m", period=period, sequence=sequence, uncached=cost,
-            cost_pico=cost, admitted_at=at, price_version=1,
+            cost_pico=cost, admitted_at=at, price_version=1, count_drafted=5, count_accepted=4,
         )  # fmt: skip
 
 

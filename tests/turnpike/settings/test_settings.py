@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from engine.options import TEXT_DRAFTERS
+from engine.options import DRAFTERS, TEXT_DRAFTERS
 from engine.scheduling.fairness.lanes import LANE_WEIGHTS
 from engine.scheduling.fairness.queue_limits import Bound, QueueBounds
 from engine.scheduling.scheduler import TOKEN_TARGETS
@@ -111,12 +111,13 @@ def test_lists_and_defaults() -> None:
 def test_draft_models_stand_in_the_order_of_the_models() -> None:
     loaded = Settings(model="a,b,c", draft_model=",d", data_dir="d")
     assert [loaded.draft_folder(at) for at in range(3)] == [None, Path("d"), None]
-    assert "draft-model" not in loaded.drafters, "the first model has none"
-    assert "draft-model" in Settings(model="a", draft_model="d").drafters
+    assert "draft-model" not in loaded.drafters_of(0), "the first model has none"
+    assert "draft-model" in loaded.drafters_of(1)
+    assert "draft-model" in Settings(model="a", draft_model="d").drafters_of(0)
     with pytest.raises(SettingError, match="draft_model: 2 folders for 1 models"):
         Settings(model="a", draft_model="d,e").draft_folder(0)
     with pytest.raises(SettingError, match="speculation: draft-model needs the setting draft_model"):
-        _ = Settings(model="a", speculation="draft-model").drafters
+        _ = Settings(model="a", speculation="draft-model").drafters_of(0)
 
 
 def test_values_by_lane_are_the_engines_unless_they_are_set() -> None:
@@ -148,6 +149,17 @@ def test_what_may_wait_in_all_leaves_room_for_each_lane_beside_the_others() -> N
 
 
 def test_the_drafters_of_speculation_in_the_order_in_which_they_are_asked() -> None:
-    assert list(Settings().drafters) == list(TEXT_DRAFTERS)
-    assert list(loading.load({"speculation": "off"}, {}).drafters) == []
-    assert list(loading.load({"speculation": "suffix, grammar"}, {}).drafters) == ["grammar", "suffix"]
+    assert list(Settings().drafters_of(0)) == list(TEXT_DRAFTERS)
+    assert list(loading.load({"speculation": "off"}, {}).drafters_of(0)) == []
+    assert list(loading.load({"speculation": "suffix, grammar"}, {}).drafters_of(0)) == ["grammar", "suffix"]
+
+
+def test_each_model_has_its_own_drafters() -> None:
+    loaded = loading.load({"speculation": "off; ngram,suffix;auto", "model": "a,b,c", "draft_model": ",,d"}, {})
+    assert [list(loaded.drafters_of(at)) for at in range(3)] == [[], ["ngram", "suffix"], list(DRAFTERS)]
+    one = Settings(model="a,b", speculation="ngram")
+    assert [list(one.drafters_of(at)) for at in range(2)] == [["ngram"], ["ngram"]], "one choice is that of all"
+    with pytest.raises(SettingError, match="speculation: 2 choices for 3 models"):
+        Settings(model="a,b,c", speculation="off;auto").drafters_of(0)
+    with pytest.raises(SettingError, match=r"speculation.*--speculation.*tree"):
+        loading.load({"speculation": "auto;tree"}, {})

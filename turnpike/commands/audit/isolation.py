@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from turnpike.command_context import long_admin_command, print_table
 from turnpike.command_line import CommandError, CommandParser
-from turnpike.commands.audit.isolation_places import TIERS
+from turnpike.commands.audit.isolation_places import DRAFTS, TIERS
 
 if TYPE_CHECKING:
     from turnpike.admin_services import AdminServices
@@ -39,6 +39,8 @@ def add_arguments(parser: CommandParser) -> None:
     action.add_argument("--tier", action="append", default=[], choices=TIERS, help=text)
     text = "measure again after this shell command, such as restart=COMMAND; may be repeated"
     action.add_argument("--after", action="append", default=[], metavar="NAME=COMMAND", help=text)
+    text = "attack what replicas remember of outputs: does an answer come quicker that the other project had?"
+    action.add_argument("--drafts", action="store_true", help=text)
     action.add_argument(
         "--json", metavar="FILE", help="write the report with all times, now and then before the end too"
     )
@@ -79,9 +81,11 @@ def _asked(arguments: argparse.Namespace, url: str, steps: list[tuple[str, str]]
     from turnpike.commands.audit.isolation_audit import Asked
 
     tiers, names = tuple(arguments.tier), tuple(name for name, _ in steps)
-    if len({*tiers, *names}) < len(tiers) + len(names):
+    places = (*tiers, *names, *([DRAFTS.name] if arguments.drafts else []))
+    if len(set(places)) < len(places):
         raise CommandError("--tier, --after: two steps have one name")
-    return Asked(url, arguments.tenant, arguments.served_model, arguments.samples, arguments.words, tiers, names)
+    of = (url, arguments.tenant, arguments.served_model, arguments.samples, arguments.words, tiers, names)
+    return Asked(*of, drafts=arguments.drafts)
 
 
 @asynccontextmanager

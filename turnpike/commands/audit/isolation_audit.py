@@ -9,7 +9,7 @@ import msgspec
 
 from turnpike.command_context import print_progress
 from turnpike.command_line import CommandError
-from turnpike.commands.audit.isolation_places import AS_IT_IS, Place, after
+from turnpike.commands.audit.isolation_places import AS_IT_IS, DRAFTS, Place, after
 from turnpike.commands.audit.isolation_probe import IsolationProbe, Oracle, Report, Timing
 
 _KEPT_EVERY = 10
@@ -19,7 +19,8 @@ _MOST_BYTES = 64 << 20
 
 class Asked(msgspec.Struct, frozen=True):
     """What an audit is of; times of another one cannot be added to it. `tiers`: to be attacked alone; with none, the
-    prompts as they lie is the first attack. `steps`: the names of what happens between victim and attacker."""
+    prompts as they lie is the first attack. `steps`: the names of what happens between victim and attacker. `drafts`:
+    whether it is tried how quickly answers come that the victim has had."""
 
     url: str
     tenant: str
@@ -28,6 +29,7 @@ class Asked(msgspec.Struct, frozen=True):
     words: int
     tiers: tuple[str, ...]
     steps: tuple[str, ...]
+    drafts: bool = False
 
 
 class KeptReport(msgspec.Struct, frozen=True):
@@ -74,6 +76,8 @@ class IsolationAudit:
                 await self._attack(await self._probe.place(tier))
             if not self._asked.tiers:
                 await self._attack(AS_IT_IS)
+            if self._asked.drafts:
+                await self._attack(DRAFTS)
             for name, command in steps:
                 await self._attack(after(name, command))
             print_progress("")

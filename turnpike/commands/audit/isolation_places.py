@@ -33,7 +33,8 @@ async def _nothing() -> None:
 class Place:
     """Where the victim's prompts lie. `tier`: what alone they are read from, None for wherever they are.
 
-    `batch`: how many the victim sends, each `uses` times, before `move` and the attack on them; None: all.
+    `batch`: how many the victim sends, each `uses` times, before `move` and the attack on them; None: all. `output`:
+    how many tokens are asked for; of more than one it is measured how quickly they follow the first.
     """
 
     name: str
@@ -41,9 +42,12 @@ class Place:
     uses: int = 1
     batch: int | None = 1
     move: Callable[[], Awaitable[None]] = _nothing
+    output: int = 1
 
 
 AS_IT_IS = Place("")
+DRAFTS = Place("drafts", output=96)
+"""Where they were answered, too: replicas remember outputs, and guess by them what the next ones will be."""
 
 
 def after(name: str, command: str) -> Place:

@@ -4,6 +4,9 @@ has sent?
 The attacker sends the first 95 % of a prompt that a victim has sent, or a prompt that nobody has sent, and measures the
 time to the first token. Source of the procedure: Gu et al., "Auditing Prompt Caching in Language Model APIs" (ICML
 2025), arXiv 2502.07776. Beside the time, whatever the API says of caches is asked as an oracle.
+
+Where it asks for more than one token it sends the whole prompt, whose answer is the victim's, and measures how quickly
+the tokens follow the first: a replica that remembers the victim's answer would guess them.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ _Told: TypeAlias = tuple[str, bool, str]
 
 
 class _Answer(NamedTuple):
-    """Seconds to the first token, cached tokens by the usage, and the tier that they were read from."""
+    """Seconds to the first token, or from it to the last of several, cached tokens by the usage, and the tier that they
+    were read from."""
 
     seconds: float
     cached: int
@@ -54,7 +58,7 @@ class Oracle(Struct, frozen=True):
 
 
 class Timing(Struct, frozen=True):
-    """Times to the first token, in seconds: of prompts that the victim had sent, and of new ones.
+    """Times that the place measures, in seconds: of prompts that the victim had sent, and of new ones.
 
     `cached`: the most cached tokens that an answer told of. `there`: how many of the `looked` prompts of the victim
     that were asked for by itself were read from where they should lie.
@@ -145,7 +149,7 @@ class IsolationProbe:
         while (left := samples - min(len(found.shared), len(found.new))) > 0:
             size = left if place.batch is None else min(left, place.batch)
             prompts = [self._prompt() for _ in range(min(size, samples - len(found.shared)))]
-            await send_all([partial(self._ask, self._victim, prompt) for prompt in prompts], place.uses)
+            await send_all([partial(self._ask, self._victim, prompt, place.output) for prompt in prompts], place.uses)
             await place.move()
             order = [True] * len(prompts) + [False] * min(size, samples - len(found.new))
             self._dice.shuffle(order)
@@ -160,7 +164,9 @@ class IsolationProbe:
     async def _sample(self, place: Place, found: Timing, prompt: str | None) -> Timing:
         """One more time: of a prompt that the victim had sent, or of a new one."""
         key = self._victim if found.same_project else self._attacker
-        answer = await self._ask(key, self._prompt() if prompt is None else self._beginning_alike(prompt))
+        answer = await self._ask(
+            key, self._prompt() if prompt is None else self._sent_again(prompt, place), place.output
+        )
         if prompt is None:
             found = structs.replace(found, new=(*found.new, answer.seconds))
         else:
@@ -227,10 +233,11 @@ class IsolationProbe:
 
     # ------------------------------------------------ requests
 
-    async def _ask(self, key: str, prompt: str) -> _Answer:
-        """Send a prompt for one token."""
+    async def _ask(self, key: str, prompt: str, output: int = 1) -> _Answer:
+        """Send a prompt for so many tokens."""
         body = self._body(prompt) | {"stream": True, "stream_options": {"include_usage": True}}
-        began, first, cached = self.clock(), 0.0, 0
+        body |= {"max_tokens": output, "min_tokens": output}
+        began, first, last, cached = self.clock(), 0.0, 0.0, 0
         async with self._client.stream("POST", _CHAT, json=body, headers=_key(key)) as answer:
             if answer.status_code != _HIT:
                 await answer.aread()
@@ -238,11 +245,12 @@ class IsolationProbe:
             async for line in answer.aiter_lines():
                 if not line.startswith("data: {"):
                     continue
-                first = first or self.clock() - began
+                last = self.clock() - began
+                first = first or last
                 usage = msgspec.json.decode(line[6:]).get("usage")
                 if usage:
                     cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
-        return _Answer(first, cached, _tier(answer.headers.get("cache-status", "")))
+        return _Answer(first if output == 1 else last - first, cached, _tier(answer.headers.get("cache-status", "")))
 
     async def _post(
         self, key: str, prompt: str, *, headers: dict[str, str] | None = None, **more: Any
@@ -259,6 +267,10 @@ class IsolationProbe:
     def _prompt(self, words: int | None = None) -> str:
         dice = self._dice
         return " ".join("".join(dice.choices(SYLLABLES, k=2)) for _ in range(words or self._words))
+
+    def _sent_again(self, prompt: str, place: Place) -> str:
+        """What the attacker sends of a prompt of the victim: its beginning, or all of it where the answer matters."""
+        return prompt if place.output > 1 else self._beginning_alike(prompt)
 
     def _beginning_alike(self, prompt: str) -> str:
         words = prompt.split(" ")

@@ -125,6 +125,47 @@ async def test_one_that_does_not_is_seen(stack: Stack) -> None:
     assert Report((attack,), ()).leaks
 
 
+class Remembering:
+    """A replica that sends an output in one piece if it remembers it, else token by token; `isolated`: by scope.
+
+    Its clock goes on with each piece that the probe reads."""
+
+    def __init__(self, stack: Stack, *, isolated: bool) -> None:
+        self._answer = stack.tokens("an answer of a few words, to be remembered whole")[:8]
+        self._isolated = isolated
+        self._known: set[tuple[str, ...] | str] = set()
+        self._noise = random.Random(5)
+        self._now = 0.0
+
+    def __call__(self, generate: Generate) -> Script:
+        scope = generate.segments[-1].scope if self._isolated else ""
+        key = repr((scope, generate.tokens))
+        burst = len(self._answer) if key in self._known else 1
+        self._known.add(key)
+        return Script(tokens=self._answer, burst=burst, pause=0.01, read_hbm=64 if burst > 1 else 0)
+
+    def clock(self) -> float:
+        self._now += self._noise.uniform(1.0, 1.5)
+        return self._now
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isolated", [True, False])
+async def test_what_a_replica_remembers_of_outputs_is_attacked(stack: Stack, isolated: bool) -> None:
+    probe = await probe_of(stack, isolated=True)
+    replica = stack.replica.script = Remembering(stack, isolated=isolated)
+    probe.clock = replica.clock
+    # Some more than are needed: pieces that come while the machine is busy are read at once.
+    asked = Asked("http://here", "acme", "tiny", SAMPLES + 8, 80, (), (), drafts=True)
+    report = await IsolationAudit(probe, asked, None).run(())
+    attack, control = (
+        next(timing for timing in report.timings if (timing.place, timing.same_project) == ("drafts", same))
+        for same in (False, True)
+    )
+    assert control.test.p < 1e-8, "the same project may be quicker"
+    assert (attack.test.p < 1e-8) != isolated
+
+
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The replica of these tests needs no time to write to its disk."""
