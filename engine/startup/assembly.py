@@ -1,4 +1,4 @@
-"""Assembles an engine from a model folder: device, weights, KV memory, self-test, calibration."""
+"""Assembles an engine from a model folder or file: device, weights, KV memory, self-test, calibration."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ from prompt_cache.tiers.disk_calibration import read_disk_rate
 from prompt_cache.tiers.identity import StoreIdentity
 from prompt_cache.tiers.record_store import RecordStore
 from prompt_cache.tiers.store_state import StoreUnusable
+from protocol.model_files.model_documents import own_name
 from protocol.replicas import Capacity, Layout, ServedModel
 
 logger = structlog.get_logger("engine.startup.assembly")
@@ -62,13 +63,13 @@ class AssembledEngine:
 
 
 def served_name(folder: Path) -> str:
-    """The name in the folder's `turnpike.toml`, or else the folder's name. Raises ModelError."""
+    """The name in the folder's `turnpike.toml`, or else that of the folder or GGUF file. Raises ModelError."""
     path = folder / "turnpike.toml"
     try:
         name = tomllib.loads(path.read_text()).get("name") if path.is_file() else None
     except (OSError, ValueError) as error:
         raise ModelError(f"{path}: cannot be read: {error}") from error
-    return name if isinstance(name, str) and name else folder.resolve().name
+    return name if isinstance(name, str) and name else own_name(folder)
 
 
 def assemble(

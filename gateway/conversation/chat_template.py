@@ -46,6 +46,7 @@ from gateway.conversation.reasoning import TEMPLATE_VARIABLES
 from gateway.conversation.segments import Marks, NoMarksLeft, Segment
 from gateway.generation_request import Text, Tool, ToolCall, Turn
 from prompt_cache.model_digest import template_files
+from protocol.model_files.model_documents import is_document, read_document
 
 _PROBES = ("first_probe", "second_probe")
 _REASONING = ("<think>", "<|channel|>", "[THINK]")
@@ -203,10 +204,10 @@ class ChatTemplate:
     def load(cls, folder: Path, special_texts: frozenset[str]) -> ChatTemplate:
         """Load the templates of a model folder, as transformers does: `chat_template.jinja` and those in
         `additional_chat_templates`, else those of `tokenizer_config.json`, one or a list with names. Of the others than
-        `default`, `tool_use` is used. Raises TemplateError."""
+        `default`, `tool_use` is used. Raises TemplateError, GgufError."""
         config_path = folder / "tokenizer_config.json"
         try:
-            config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.is_file() else {}
+            config = json.loads(read_document(config_path)) if is_document(config_path) else {}
             named: dict[Any, Any] = {
                 name: path.read_text(encoding="utf-8") for name, path in template_files(folder).items()
             }
