@@ -69,7 +69,8 @@ _OF_THE_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "quantization_config", 
 def read_config(folder: Path) -> ModelConfig:
     """The model configuration of a Hugging Face folder or a GGUF file.
 
-    Raises ModelError that names the folder, file or field. `model_type` is checked first, since the meaning of all other fields depends on it.
+    Raises ModelError that names the folder, file or field. `model_type` is checked first, since the meaning of all
+    other fields depends on it.
     """
     if not folder.exists():
         raise ModelError(f"{folder}: no such model folder")

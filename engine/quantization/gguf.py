@@ -1,8 +1,8 @@
 """Weights of GGUF's types, blocks of a row's 32 or 256 elements, as packed weights: the same numbers in our order.
 
 Q4_0, Q5_0, Q8_0: (code − zero) · d. Q4_1, Q5_1: code · d + m. The K types divide 256 elements into groups, whose
-scales are integers: Q4_K and Q5_K: code · (d · scale) − dmin · minimum, of 32 elements; Q6_K: (code − 32) · (d · scale),
-of 16. d, m and dmin are in fp16, so that d · scale and its product with a code are exact in fp32.
+scales are integers: Q4_K and Q5_K: code · (d · scale) − dmin · minimum, of 32 elements; Q6_K: (code − 32) · (d ·
+scale), of 16. d, m and dmin are in fp16, so that d · scale and its product with a code are exact in fp32.
 """
 
 from __future__ import annotations

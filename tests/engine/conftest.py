@@ -347,7 +347,7 @@ def make_bench(
     kept = host_memories(model.groups, [swap] * len(model.groups), like) if swap else []
     runner = ModelRunner(model, memories, like.device, tiling, kept)
     runner.threads = Threads(1, many_threads)
-    files = tuple(sorted(file.resolve() for file in folder.glob("*.safetensors")))
+    files = tuple(sorted(file.resolve() for file in folder.glob("*.safetensors"))) or (folder.resolve(),)
     _be_invariant(
         runner, (files, dtype, quantize, kv_dtype, weights), budget, running, context or config.context_tokens
     )

@@ -197,12 +197,13 @@ def write_gguf(
     *,
     tokenizer: Path | None = None,
     changes: Mapping[str, object] | None = None,
+    more: Mapping[str, tuple[str, np.ndarray[Any, Any]]] | None = None,
     **own: Any,
 ) -> Path:
     """The model of a Hugging Face folder as a GGUF file. Weights of a type without a quantizer become random.
 
-    `tokenizer`: the folder whose tokenizer it gets; without one it has as many tokens as nothing reads. `changes`:
-    metadata with other values, or None to leave it out.
+    `tokenizer`: the folder whose tokenizer it gets; without one its tokens are single bytes. `changes`: metadata with
+    other values, or None to leave it out. `more`: tensors beside the model's, and their types.
     """
     config = json.loads((folder / "config.json").read_text())
     architecture = ARCHITECTURES.get(config["model_type"], config["model_type"])
@@ -216,8 +217,7 @@ def write_gguf(
     for key, value in (changes or {}).items():
         values.pop(key, None)
         if value is not None:
-            kind_of = gguf.GGUFValueType.get_type(value)
-            writer.add_key_value(key, value, gguf.GGUFValueType.INT32 if kind_of.name == "INT32" else kind_of)
+            writer.add_key_value(key, value, _type_of(value))
     chance = np.random.default_rng(5)
     for name, tensor in {**tensors_of(folder, config), **rotary_tensors(config)}.items():
         wanted = (kind if isinstance(kind, str) else kind(name, tensor)) if tensor.ndim > 1 else "F32"
@@ -230,11 +230,24 @@ def write_gguf(
             writer.add_tensor(name, tensor)
         else:
             writer.add_tensor(name, gguf.quants.quantize(tensor, type_), raw_dtype=type_)
+    for name, (wanted, tensor) in (more or {}).items():
+        type_ = gguf.GGMLQuantizationType[wanted]
+        if wanted == "F32":
+            writer.add_tensor(name, tensor)
+        else:
+            row = tensor.shape[-1] // gguf.GGML_QUANT_SIZES[type_][0] * gguf.GGML_QUANT_SIZES[type_][1]
+            writer.add_tensor(name, np.zeros((*tensor.shape[:-1], row), np.uint8), raw_dtype=type_)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _type_of(value: object) -> gguf.GGUFValueType:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return gguf.GGUFValueType.UINT32 if 0 <= value < 1 << 32 else gguf.GGUFValueType.INT64
+    return gguf.GGUFValueType.get_type(value)
 
 
 def write_letters(writer: gguf.GGUFWriter, vocabulary: int) -> None:
@@ -276,7 +289,7 @@ def dequantized_twin(path: Path, plain: Path, folder: Path) -> Path:
                 found = pairs.swapaxes(1, 2).reshape(found.shape)
             if gemma and part.endswith("norm"):
                 found = found - 1
-            twin[name] = torch.from_numpy(np.ascontiguousarray(found, np.float32)).view(before.shape)
+            twin[name] = torch.from_numpy(np.array(found, np.float32)).view(before.shape)
     folder.mkdir()
     save_file(twin, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
