@@ -55,6 +55,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
         "grammar_limits",
         "message",
         "metric_help",
+        "model_files",
         "replicas",
         "requests",
         "frames",

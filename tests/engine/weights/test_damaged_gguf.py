@@ -63,7 +63,12 @@ def refusal(load: Callable[[Path], object], model: Path) -> str:
 def test_1000_damaged_files_are_refused_in_a_line_or_are_models(tmp_path: Path):
     folder = write_model(tmp_path / "plain", vocab_size=300, hidden_size=64, intermediate_size=64)
     changes = {"tokenizer.chat_template": "{{ messages[0]['content'] }}"}
-    path = write_gguf(folder, tmp_path / "whole.gguf", "Q8_0", changes=changes)
+    path = write_gguf(
+        folder,
+        tmp_path / "whole.gguf",
+        lambda _, weight: "Q8_0" if weight.shape[-1] % 32 == 0 else "BF16",
+        changes=changes,
+    )
     assert not refusal(load_weights, path) + refusal(load_served_model, path)
     whole = path.read_bytes()
     header = gguf.GGUFReader(path).data_offset
