@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from protocol.model_files.model_documents import gguf_files, is_document, read_document
+from model_files.model_documents import gguf_files, is_document, read_document
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 _CHUNK = 1 << 20

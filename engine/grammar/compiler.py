@@ -21,8 +21,8 @@ from llguidance.gbnf_to_lark import any_to_lark
 from engine.grammar.closing_search import ClosingSearch
 from engine.grammar.guide import InvalidGrammar
 from engine.grammar.schema_keywords import PreparedSchema, prepare_schema
+from model_files.model_documents import is_document, read_document
 from protocol.grammar_limits import check_grammar, check_grammar_text
-from protocol.model_files.model_documents import is_document, read_document
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions

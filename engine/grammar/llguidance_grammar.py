@@ -16,7 +16,7 @@ from engine.grammar.closing_search import MOST_TOKENS, run
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.guide import InvalidGrammar
 from engine.grammar.llguidance_guide import LlguidanceGuide, LlguidancePosition, SharedGrammarState
-from protocol.model_files.model_documents import is_document, read_document
+from model_files.model_documents import is_document, read_document
 
 _REMEMBERED = 256
 _REMEMBERED_BYTES = 512 * 1024 * 1024

@@ -17,7 +17,7 @@ from engine.errors import ModelError
 from engine.model_config.config_class import ConfigClass
 from engine.model_config.fields import Fields, has_fields, read_fields
 from engine.model_config.rope import RopeConfig, read_rope, unknown_rope_fields
-from protocol.context_length import context_length
+from model_files.context_length import context_length
 
 logger = structlog.get_logger("engine.model_config.config")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ModelError
-from protocol.model_files.gguf_file import GgufError
-from protocol.model_files.model_documents import is_document, read_document
+from model_files.gguf_file import GgufError
+from model_files.model_documents import is_document, read_document
 
 _LARGEST = 1 << 48
 """A larger number is a mistake and would overflow somewhere."""

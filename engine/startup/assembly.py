@@ -35,6 +35,7 @@ from engine.startup.runner_choice import make_ready, make_runner, with_step_size
 from engine.startup.speculation import make_speculation
 from engine.startup.warm_up import warm_up
 from engine.startup.weight_formats import report_formats
+from model_files.model_documents import own_name
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import GroupedPool
 from prompt_cache.model_digest import model_digest, text_digest
@@ -43,7 +44,6 @@ from prompt_cache.tiers.disk_calibration import read_disk_rate
 from prompt_cache.tiers.identity import StoreIdentity
 from prompt_cache.tiers.record_store import RecordStore
 from prompt_cache.tiers.store_state import StoreUnusable
-from protocol.model_files.model_documents import own_name
 from protocol.replicas import Capacity, Layout, ServedModel
 
 logger = structlog.get_logger("engine.startup.assembly")

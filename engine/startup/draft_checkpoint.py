@@ -32,9 +32,9 @@ from engine.speculation.head_drafter import DraftingHead, Eagle3Drafter, HeadDra
 from engine.speculation.side_drafter import SideDrafter
 from engine.speculation.side_kv import SideKv
 from engine.weights.checkpoint import Checkpoint
+from model_files.model_documents import read_document
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.model_digest import model_digest
-from protocol.model_files.model_documents import read_document
 from protocol.replicas import LayerGroup
 
 logger = structlog.get_logger("engine.startup.draft_checkpoint")

@@ -20,8 +20,8 @@ from engine.quantization.packed import PackedWeight, decode_into
 from engine.quantization.stored import find_weight
 from engine.weights.gguf_tensors import GgufTensors
 from engine.weights.safetensors_files import SafetensorsFiles
-from protocol.model_files.gguf_file import GgufError
-from protocol.model_files.model_documents import gguf_of
+from model_files.gguf_file import GgufError
+from model_files.model_documents import gguf_of
 
 PARTS = ("weight", "weight_packed", "qweight")
 """The names of a linear layer's main tensor in the supported formats."""

@@ -19,7 +19,7 @@ import torch
 from engine.errors import ModelError
 from engine.quantization.gguf import stored_blocks
 from engine.quantization.packed import PackedWeight
-from protocol.model_files.gguf_file import GgufError, GgufModel, StoredTensor
+from model_files.gguf_file import GgufError, GgufModel, StoredTensor
 
 _BLOCK = re.compile(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)")
 _GLOBAL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}

@@ -45,8 +45,8 @@ from gateway.conversation.messages import (
 from gateway.conversation.reasoning import TEMPLATE_VARIABLES
 from gateway.conversation.segments import Marks, NoMarksLeft, Segment
 from gateway.generation_request import Text, Tool, ToolCall, Turn
+from model_files.model_documents import is_document, read_document
 from prompt_cache.model_digest import template_files
-from protocol.model_files.model_documents import is_document, read_document
 
 _PROBES = ("first_probe", "second_probe")
 _REASONING = ("<think>", "<|channel|>", "[THINK]")
@@ -223,7 +223,10 @@ class ChatTemplate:
             raise TemplateError(f"{folder} has no chat template (chat_template.jinja)")
         if not (tool_use is None or isinstance(tool_use, str)):
             raise TemplateError(f"{folder}: the chat template tool_use is no text")
-        return cls(default, _special_tokens(config), special_texts, tool_use)
+        try:
+            return cls(default, _special_tokens(config), special_texts, tool_use)
+        except TemplateError as error:
+            raise TemplateError(f"{folder}: {error}") from error
 
     def render(
         self,

@@ -15,8 +15,8 @@ import structlog
 import tokenizers
 
 from gateway.conversation.byte_level import FastEncoder, bytes_of, convert
-from protocol.model_files.gguf_file import GgufError
-from protocol.model_files.model_documents import read_document
+from model_files.gguf_file import GgufError
+from model_files.model_documents import read_document
 
 log = structlog.get_logger("gateway.tokenizer")
 

@@ -47,8 +47,8 @@ def describe_files(settings: Settings, arguments: argparse.Namespace) -> int:
 
 
 def _description(folder: Path) -> dict[str, Any]:
-    from protocol.model_files.gguf_file import GgufError, GgufModel
-    from protocol.model_files.model_documents import gguf_of, read_document
+    from model_files.gguf_file import GgufError, GgufModel
+    from model_files.model_documents import gguf_of, read_document
 
     try:
         config: dict[str, Any] = json.loads(read_document(folder / "config.json"))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import structlog
 
 from audit_log.actors import Actor, acting_as
-from protocol.model_files.model_documents import own_name
+from model_files.model_documents import own_name
 from turnpike.command_context import CURRENCY, DEFAULT_PROJECT
 from turnpike.command_line import CommandParser
 from turnpike.processes import listener

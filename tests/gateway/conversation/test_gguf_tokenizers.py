@@ -14,7 +14,7 @@ from tokenizers import Regex as Pattern
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from gateway.served_models.served_model import ServedModel, load_served_model
-from protocol.model_files.gguf_tokenizer import SPLITTINGS
+from model_files.gguf_tokenizer import SPLITTINGS
 from tests.engine.conftest import write_model
 from tests.engine.gguf_files import write_gguf
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from billing.money import InvalidPrice
-from protocol.model_files.model_documents import own_name
+from model_files.model_documents import own_name
 from turnpike.command_context import CURRENCY
 from turnpike.command_line import CommandError, CommandParser
 

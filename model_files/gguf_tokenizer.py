@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from protocol.model_files.gguf_file import GgufError, GgufModel
+from model_files.gguf_file import GgufError, GgufModel
 
 _NORMAL, _UNKNOWN, CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _PREFIX = "tokenizer.ggml."

@@ -12,9 +12,9 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 
-from protocol.model_files.gguf_config import config_json, generation_json
-from protocol.model_files.gguf_file import GgufError, GgufModel, is_later_part, model_name
-from protocol.model_files.gguf_tokenizer import tokenizer_config_json, tokenizer_json
+from model_files.gguf_config import config_json, generation_json
+from model_files.gguf_file import GgufError, GgufModel, is_later_part, model_name
+from model_files.gguf_tokenizer import tokenizer_config_json, tokenizer_json
 
 _KEPT = 4
 """Models whose documents are kept in memory."""
