@@ -198,9 +198,11 @@ def write_gguf(
     tokenizer: Path | None = None,
     changes: Mapping[str, object] | None = None,
     more: Mapping[str, tuple[str, np.ndarray[Any, Any]]] | None = None,
+    made_up: bool = False,
     **own: Any,
 ) -> Path:
-    """The model of a Hugging Face folder as a GGUF file. Weights of a type without a quantizer become random.
+    """The model of a Hugging Face folder as a GGUF file. Weights of a type without a quantizer become random, and those of
+    all types of few bits if they are to be `made_up`.
 
     `tokenizer`: the folder whose tokenizer it gets; without one its tokens are single bytes. `changes`: metadata with
     other values, or None to leave it out. `more`: tensors beside the model's, and their types.
@@ -223,7 +225,7 @@ def write_gguf(
         wanted = (kind if isinstance(kind, str) else kind(name, tensor)) if tensor.ndim > 1 else "F32"
         wanted = "F32" if "ffn_gate_inp" in name else wanted
         type_ = gguf.GGMLQuantizationType[wanted]
-        if wanted in {"Q4_K", "Q5_K", "Q6_K"}:
+        if wanted in HALVES and (made_up or wanted.endswith("_K")):
             raw = random_blocks(int(np.prod(tensor.shape[:-1])), tensor.shape[-1], wanted, chance)
             writer.add_tensor(name, raw.reshape(*tensor.shape[:-1], -1), raw_dtype=type_)
         elif wanted == "F32":
