@@ -6,7 +6,7 @@ process takes then, its imports and 32 blocks of KV included. `speed` (by the le
 relative to fp32.
 
 `gguf-q4_k` and `gguf-q8_0` are files of these types, with random blocks. Rows of 896 elements are no whole blocks of
-Q4_K: they are in Q5_0, as llama.cpp writes them. `--hidden 1024` (0.55 thousand million parameters) has Q4_K throughout.
+Q4_K: they are in Q5_0, as llama.cpp writes them. With `--hidden 1024` Q4_K is used throughout.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks.loading_memory import BLOCKS, CONTEXT, HIDDEN, LAYERS, VOCABULAR
 from engine.device import return_freed_memory
 from engine.options import Quantize
 from tests.engine.conftest import generate, make_bench
-from tests.engine.gguf_files import write_gguf
+from tests.engine.gguf_files import fits, write_gguf
 
 FORMATS = ("none", "int4", "int4-g32", "mxfp4", "nvfp4", "gguf-q4_k", "gguf-q8_0")
 _GGUF = {"gguf-q4_k": "Q4_K", "gguf-q8_0": "Q8_0"}
@@ -38,13 +38,12 @@ _STEPS = 24
 
 def write_file(folder: Path, fmt: str) -> None:
     """The folder's model as a GGUF file of this format beside it, the embedding in bf16."""
-    import gguf  # of the tests alone
 
     def kind(name: str, weight: Any) -> str:
         wanted = _GGUF[fmt]
         if name == "token_embd.weight":
             return "BF16"
-        return wanted if weight.shape[-1] % gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[wanted]][0] == 0 else "Q5_0"
+        return wanted if fits(weight, wanted) else "Q5_0"
 
     write_gguf(folder, folder / f"{fmt}.gguf", kind, made_up=True)
 

@@ -57,6 +57,11 @@ def random_blocks(outputs: int, inputs: int, kind: str, chance: np.random.Genera
     return blocks.reshape(outputs, -1)
 
 
+def fits(weight: np.ndarray[Any, Any], kind: str) -> bool:
+    """Whether the rows are whole blocks of this type."""
+    return weight.shape[-1] % gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0] == 0
+
+
 def permuted(weight: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
     """The rows of Llama's queries and keys as llama.cpp has them."""
     parts = weight.reshape(heads, 2, len(weight) // heads // 2, *weight.shape[1:])
@@ -201,8 +206,8 @@ def write_gguf(
     made_up: bool = False,
     **own: Any,
 ) -> Path:
-    """The model of a Hugging Face folder as a GGUF file. Weights of a type without a quantizer become random, and those of
-    all types of few bits if they are to be `made_up`.
+    """The model of a Hugging Face folder as a GGUF file. Weights of a type without a quantizer become random, and all of
+    few bits if they are to be `made_up`.
 
     `tokenizer`: the folder whose tokenizer it gets; without one its tokens are single bytes. `changes`: metadata with
     other values, or None to leave it out. `more`: tensors beside the model's, and their types.
