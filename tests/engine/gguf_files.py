@@ -206,8 +206,8 @@ def write_gguf(
     made_up: bool = False,
     **own: Any,
 ) -> Path:
-    """The model of a Hugging Face folder as a GGUF file. Weights of a type without a quantizer become random, and all of
-    few bits if they are to be `made_up`.
+    """The model of a Hugging Face folder as a GGUF file. Weights of a type without a quantizer become random, and all
+    of few bits if they are to be `made_up`.
 
     `tokenizer`: the folder whose tokenizer it gets; without one its tokens are single bytes. `changes`: metadata with
     other values, or None to leave it out. `more`: tensors beside the model's, and their types.
