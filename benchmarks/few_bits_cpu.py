@@ -1,9 +1,12 @@
 """Weights that the CPU keeps in few bits, beside fp32: `python -m benchmarks.few_bits_cpu --json OUT`.
 
 A random Qwen2 of the shape of Qwen2-0.5B (494 million parameters, the head tied to the embedding, both in fp32) is
-served by a process of its own in each format, by one thread. `ms`: a decode step; `resident_mib`: what the process
-takes then, its imports and 32 blocks of KV included. `speed` (by the least of the times) and `resident` are relative to
-fp32.
+served by a process of its own in each format, by one thread. `ms`: CPU time of a decode step; `resident_mib`: what the
+process takes then, its imports and 32 blocks of KV included. `speed` (by the least of the times) and `resident` are
+relative to fp32.
+
+`gguf-q4_k` and `gguf-q8_0` are files of these types, with random blocks. Rows of 896 elements are no whole blocks of
+Q4_K: they are in Q5_0, as llama.cpp writes them. With `--hidden 1024` Q4_K is used throughout.
 """
 
 from __future__ import annotations
@@ -17,24 +20,40 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from benchmarks.loading_memory import BLOCKS, CONTEXT, LAYERS, VOCABULARY, status, write
+from benchmarks.loading_memory import BLOCKS, CONTEXT, HIDDEN, LAYERS, VOCABULARY, status, write
 from engine.device import return_freed_memory
 from engine.options import Quantize
 from tests.engine.conftest import generate, make_bench
+from tests.engine.gguf_files import fits, write_gguf
 
-FORMATS = ("none", "int4", "int4-g32", "mxfp4", "nvfp4")
+FORMATS = ("none", "int4", "int4-g32", "mxfp4", "nvfp4", "gguf-q4_k", "gguf-q8_0")
+_GGUF = {"gguf-q4_k": "Q4_K", "gguf-q8_0": "Q8_0"}
 BATCHES = (1, 8)
 _STEPS = 24
 
 
-def measure(folder: Path, quantize: Quantize) -> dict[str, Any]:
+def write_file(folder: Path, fmt: str) -> None:
+    """The folder's model as a GGUF file of this format beside it, the embedding in bf16."""
+
+    def kind(name: str, weight: Any) -> str:
+        wanted = _GGUF[fmt]
+        if name == "token_embd.weight":
+            return "BF16"
+        return wanted if fits(weight, wanted) else "Q5_0"
+
+    write_gguf(folder, folder / f"{fmt}.gguf", kind, made_up=True)
+
+
+def measure(folder: Path, fmt: str) -> dict[str, Any]:
     """In this process: load, answer, and say how long steps took."""
     torch.set_num_threads(1)
-    weights = "decoded" if quantize == "none" else "packed"
+    weights = "decoded" if fmt == "none" else "packed"
+    quantize: Quantize = "none" if fmt in _GGUF else cast(Quantize, fmt)
+    folder = folder / f"{fmt}.gguf" if fmt in _GGUF else folder
     bench = make_bench(
         folder, blocks=BLOCKS, context=CONTEXT, budget=256, running=8, quantize=quantize, weights=weights
     )  # fmt: skip
@@ -47,9 +66,9 @@ def measure(folder: Path, quantize: Quantize) -> dict[str, Any]:
         bench.step()
         took = []
         for _ in range(_STEPS - 2):
-            began = time.perf_counter()
+            began = time.process_time()
             bench.step()
-            took.append(time.perf_counter() - began)
+            took.append(time.process_time() - began)
         bench.finish()
         # The least is what the machine does when nothing else runs on it.
         figures[f"ms batch {batch}"] = {
@@ -63,6 +82,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--formats", default=",".join(FORMATS))
     parser.add_argument("--layers", type=int, default=LAYERS)
+    parser.add_argument("--hidden", type=int, default=HIDDEN, help="another size of hidden states than Qwen2-0.5B's")
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -72,8 +92,10 @@ def main() -> None:
         return
     figures: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="turnpike-few-bits-") as name:
-        write(Path(name), given.layers)
+        write(Path(name), given.layers, given.hidden)
         for quantize in given.formats.split(","):
+            if quantize in _GGUF:
+                write_file(Path(name), quantize)
             command = [sys.executable, "-m", "benchmarks.few_bits_cpu", "--one", name, quantize]
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)

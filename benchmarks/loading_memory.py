@@ -24,7 +24,6 @@ from safetensors.torch import save_file
 from tests.engine.conftest import generate, make_bench
 
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, VOCABULARY = 896, 4864, 24, 14, 2, 151936
-DIM = HIDDEN // HEADS
 CONFIG = {
     "model_type": "qwen2",
     "hidden_size": HIDDEN,
@@ -42,31 +41,35 @@ CONFIG = {
 CONTEXT, BLOCKS = 2048, 32
 
 
-def write(folder: Path, layers: int) -> int:
-    """The model in bf16; returns the number of its parameters."""
+def write(folder: Path, layers: int, hidden: int = HIDDEN) -> int:
+    """The model in bf16; returns the number of its parameters. `hidden`: another size of hidden states."""
     torch.manual_seed(0)
+    dim = HIDDEN // HEADS
+    query_heads = hidden // dim
 
     def random(*shape: int) -> torch.Tensor:
         return (torch.randn(*shape) * 0.02).bfloat16()
 
     tensors = {
-        "model.embed_tokens.weight": random(VOCABULARY, HIDDEN),
-        "model.norm.weight": torch.ones(HIDDEN).bfloat16(),
+        "model.embed_tokens.weight": random(VOCABULARY, hidden),
+        "model.norm.weight": torch.ones(hidden).bfloat16(),
     }
     for layer in range(layers):
         name = f"model.layers.{layer}."
         tensors |= {
-            f"{name}{norm}.weight": torch.ones(HIDDEN).bfloat16()
+            f"{name}{norm}.weight": torch.ones(hidden).bfloat16()
             for norm in ("input_layernorm", "post_attention_layernorm")
         }
-        for part, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
-            tensors[f"{name}self_attn.{part}_proj.weight"] = random(heads * DIM, HIDDEN)
-            tensors[f"{name}self_attn.{part}_proj.bias"] = random(heads * DIM)
-        tensors[f"{name}self_attn.o_proj.weight"] = random(HIDDEN, HEADS * DIM)
-        tensors |= {f"{name}mlp.{part}_proj.weight": random(INNER, HIDDEN) for part in ("gate", "up")}
-        tensors[f"{name}mlp.down_proj.weight"] = random(HIDDEN, INNER)
+        for part, heads in (("q", query_heads), ("k", KV_HEADS), ("v", KV_HEADS)):
+            tensors[f"{name}self_attn.{part}_proj.weight"] = random(heads * dim, hidden)
+            tensors[f"{name}self_attn.{part}_proj.bias"] = random(heads * dim)
+        tensors[f"{name}self_attn.o_proj.weight"] = random(hidden, query_heads * dim)
+        tensors |= {f"{name}mlp.{part}_proj.weight": random(INNER, hidden) for part in ("gate", "up")}
+        tensors[f"{name}mlp.down_proj.weight"] = random(hidden, INNER)
     save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": layers}))
+    (folder / "config.json").write_text(
+        json.dumps({**CONFIG, "hidden_size": hidden, "num_attention_heads": query_heads, "num_hidden_layers": layers})
+    )
     return sum(tensor.numel() for tensor in tensors.values())
 
 

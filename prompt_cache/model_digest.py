@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from model_files.model_documents import gguf_files, is_document, read_document
+
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 _CHUNK = 1 << 20
 
@@ -22,14 +24,24 @@ def _file_digest(path: Path) -> bytes:
     return digest.digest()
 
 
-def _folder_digest(purpose: str, files: list[Path], *facts: str) -> str:
+def _digest(purpose: str, contents: list[tuple[str, bytes]], *facts: str) -> str:
+    """`contents`: names, and the digests of what has them."""
     digest = hashlib.sha256(purpose.encode())
-    for path in files:
-        name = path.name.encode()
-        digest.update(len(name).to_bytes(8, "big") + name + _file_digest(path))
+    for name, content in contents:
+        digest.update(len(name.encode()).to_bytes(8, "big") + name.encode() + content)
     for fact in facts:
         digest.update(len(fact).to_bytes(8, "big") + fact.encode())
     return digest.hexdigest()
+
+
+def _documents(folder: Path, *names: str) -> list[tuple[str, bytes]]:
+    """Those of these documents that the model has."""
+    paths = [folder / name for name in names if is_document(folder / name)]
+    return [(path.name, hashlib.sha256(read_document(path)).digest()) for path in paths]
+
+
+def _files(paths: list[Path]) -> list[tuple[str, bytes]]:
+    return [(path.name, _file_digest(path)) for path in paths]
 
 
 def template_files(folder: Path) -> dict[str, Path]:
@@ -39,17 +51,17 @@ def template_files(folder: Path) -> dict[str, Path]:
     return {**({"default": default} if default.is_file() else {}), **{path.stem: path for path in others}}
 
 
-def _text_files(folder: Path) -> list[Path]:
-    paths = [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]
-    return paths + list(template_files(folder).values())
+def _texts(folder: Path) -> list[tuple[str, bytes]]:
+    return _documents(folder, *_TOKENIZER_FILES) + _files(list(template_files(folder).values()))
 
 
 def text_digest(folder: Path) -> str:
-    """Hex SHA-256 over the tokenizer and chat template files that the folder has."""
-    return _folder_digest("turnpike/text/v1", _text_files(folder))
+    """Hex SHA-256 over the tokenizer and chat template that the model has."""
+    return _digest("turnpike/text/v1", _texts(folder))
 
 
 def model_digest(folder: Path, dtype: str) -> str:
-    """Hex SHA-256 over the folder's text files, configuration and weights, and the type of computation."""
-    files = [path for path in (folder / "config.json",) if path.is_file()] + _text_files(folder)
-    return _folder_digest("turnpike/model-digest/v1", files + sorted(folder.glob("*.safetensors")), dtype)
+    """Hex SHA-256 over the model's texts, configuration and weights, and the type of computation."""
+    contents = _documents(folder, "config.json") + _texts(folder)
+    contents += _files(sorted(folder.glob("*.safetensors")) or gguf_files(folder))
+    return _digest("turnpike/model-digest/v1", contents, dtype)

@@ -15,18 +15,18 @@ ROOMS: Mapping[str, frozenset[str]] = {
     "turnpike": frozenset(
         (
             *("gateway", "engine", "webhooks", "billing", "tenancy", "prompt_cache", "response_store", "audit_log"),
-            *("waterfall", "protocol", "storage"),
+            *("waterfall", "model_files", "protocol", "storage"),
         )
     ),
     "gateway": frozenset(
         (
             *("webhooks", "billing", "tenancy", "prompt_cache", "response_store", "waterfall", "audit_log"),
-            *("protocol", "storage"),
+            *("model_files", "protocol", "storage"),
         )
     ),
     "engine": frozenset(
         (
-            *("protocol", "prompt_cache.kv", "prompt_cache.model_digest", "prompt_cache.placement"),
+            *("model_files", "protocol", "prompt_cache.kv", "prompt_cache.model_digest", "prompt_cache.placement"),
             *("prompt_cache.tiers", "storage.disk_space", "storage.reported_error"),
         )
     ),
@@ -34,10 +34,11 @@ ROOMS: Mapping[str, frozenset[str]] = {
     "billing": frozenset({"audit_log", "storage"}),
     "response_store": frozenset({"prompt_cache.promise", "audit_log", "storage"}),
     "tenancy": frozenset({"audit_log", "storage"}),
-    "prompt_cache": frozenset({"audit_log", "protocol", "storage"}),
+    "prompt_cache": frozenset({"audit_log", "model_files", "protocol", "storage"}),
     "waterfall": frozenset({"protocol", "storage"}),
     "audit_log": frozenset({"storage"}),
     "protocol": frozenset(),
+    "model_files": frozenset(),
     "storage": frozenset(),
     "migrations": frozenset(
         {
@@ -51,7 +52,6 @@ ROOMS: Mapping[str, frozenset[str]] = {
 FOLDERS: Mapping[str, Sequence[str]] = {
     "protocol": (
         "addresses",
-        "context_length",
         "grammar_limits",
         "message",
         "metric_help",
@@ -59,6 +59,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
         "requests",
         "frames",
     ),
+    "model_files": ("context_length", "gguf_file", "gguf_tokenizer", "gguf_config", "model_documents"),
     "storage": ("reported_error", "backoff", "bus", "redis_script", "disk_space", "free_text", "database"),
     "audit_log": (
         *("actors", "tables", "leaf_forms", "recorded_rows", "record", "anchors", "reading", "csv_rows"),

@@ -53,7 +53,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     ),
     "one rule that several paths must keep alike": (
         "billing/accounts/idempotency.py",
-        *("engine/scheduling/flow_turns.py", "protocol/context_length.py"),
+        *("engine/scheduling/flow_turns.py", "model_files/context_length.py"),
         *("tenancy/users/tokens.py", "tenancy/users/changes.py"),
         *("gateway/dialects/max_cost.py", "gateway/dialects/openai/diagnostics.py", "engine/sampling/validation.py"),
         "gateway/dialects/speculation.py",

@@ -21,6 +21,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from engine.grammar.closing_search import ClosingSearch
 from engine.grammar.guide import InvalidGrammar
 from engine.grammar.schema_keywords import PreparedSchema, prepare_schema
+from model_files.model_documents import is_document, read_document
 from protocol.grammar_limits import check_grammar, check_grammar_text
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class GrammarCompiler:
             if self._tokenizer is None or self._closer is None:
                 path = self.folder / "tokenizer.json"
                 try:
-                    definition = path.read_text(encoding="utf-8")
+                    definition = read_document(path).decode()
                     tokenizer = _make_tokenizer(definition, self.vocabulary, self.ends)
                 except (OSError, ValueError) as error:
                     raise InvalidGrammar(f"this model has no tokenizer that a grammar could use: {error}") from error
@@ -98,7 +99,7 @@ class GrammarCompiler:
         """The key of a verdict on this grammar: of its text, the tokenizer, and the versions that judge it."""
         if self._identity is None:
             path = self.folder / "tokenizer.json"
-            identity = hashlib.blake2b(path.read_bytes() if path.is_file() else b"", digest_size=16)
+            identity = hashlib.blake2b(read_document(path) if is_document(path) else b"", digest_size=16)
             identity.update(repr((_VERSION, llguidance.get_version(), self.vocabulary, self.ends)).encode())
             self._identity = identity.digest()
         return hashlib.blake2b(text.encode(errors="surrogatepass"), key=self._identity, digest_size=16).digest()

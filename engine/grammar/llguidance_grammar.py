@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import llguidance
 
@@ -15,6 +16,7 @@ from engine.grammar.closing_search import MOST_TOKENS, run
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.guide import InvalidGrammar
 from engine.grammar.llguidance_guide import LlguidanceGuide, LlguidancePosition, SharedGrammarState
+from model_files.model_documents import is_document, read_document
 
 _REMEMBERED = 256
 _REMEMBERED_BYTES = 512 * 1024 * 1024
@@ -143,8 +145,7 @@ def end_tokens(folder: Path) -> tuple[int, ...]:
     """The model's end tokens, from its generation config, else from its config, and the tokenizer's own."""
     own = _tokenizer_end(folder)
     for name in ("generation_config.json", "config.json"):
-        path = folder / name
-        fields = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        fields = _document(folder / name)
         inner = fields.get("text_config")
         value = (fields | inner if isinstance(inner, dict) else fields).get("eos_token_id")
         tokens = tuple(token for token in (value if isinstance(value, list) else [value]) if isinstance(token, int))
@@ -154,10 +155,13 @@ def end_tokens(folder: Path) -> tuple[int, ...]:
 
 
 def _tokenizer_end(folder: Path) -> tuple[int, ...]:
-    config, definition = (
-        json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        for path in (folder / "tokenizer_config.json", folder / "tokenizer.json")
-    )
+    config, definition = _document(folder / "tokenizer_config.json"), _document(folder / "tokenizer.json")
     end = config.get("eos_token")
     text = end.get("content") if isinstance(end, dict) else end
     return tuple(token["id"] for token in definition.get("added_tokens") or [] if token["content"] == text)
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """The fields of a model's document; none if it is missing."""
+    fields: dict[str, Any] = json.loads(read_document(path)) if is_document(path) else {}
+    return fields

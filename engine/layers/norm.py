@@ -36,8 +36,8 @@ def load_norm(
 ) -> RmsNorm:
     """The norm with the weight `name`.weight of `size` elements.
 
-    `plus_one`: it is stored as w − 1 (Gemma). w is then in fp32, since bf16 has too few digits near 1.
+    `plus_one`: Hugging Face stores it as w − 1 (Gemma). w is then in fp32, since bf16 has too few digits near 1.
     """
     weight = like.new_empty(size, dtype=torch.float32 if plus_one else like.dtype)
     checkpoint.load(f"{name}.weight", weight)
-    return RmsNorm(weight.add_(1.0) if plus_one else weight, eps)
+    return RmsNorm(weight.add_(1.0) if plus_one and not checkpoint.norms_are_whole else weight, eps)

@@ -15,9 +15,9 @@ import structlog
 
 from engine.errors import ModelError
 from engine.model_config.config_class import ConfigClass
-from engine.model_config.fields import Fields, read_fields
+from engine.model_config.fields import Fields, has_fields, read_fields
 from engine.model_config.rope import RopeConfig, read_rope, unknown_rope_fields
-from protocol.context_length import context_length
+from model_files.context_length import context_length
 
 logger = structlog.get_logger("engine.model_config.config")
 
@@ -96,7 +96,7 @@ def _stop_tokens(folder: Path, config: Fields) -> tuple[int, ...]:
     """The end tokens in the model's files; gateways decide which of them to use."""
     fields = config.fields
     path = folder / "generation_config.json"
-    if path.is_file():
+    if has_fields(path):
         fields = {**fields, **read_fields(path).fields}
     value = fields.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
@@ -107,7 +107,7 @@ def _stop_tokens(folder: Path, config: Fields) -> tuple[int, ...]:
 
 def _context_tokens(folder: Path, given: Fields, config: Fields) -> int:
     path = folder / "tokenizer_config.json"
-    tokenizer = read_fields(path).fields if path.is_file() else {}
+    tokenizer = read_fields(path).fields if has_fields(path) else {}
     return context_length(config.integer("max_position_embeddings"), given.fields, tokenizer)
 
 

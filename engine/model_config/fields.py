@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ModelError
+from model_files.gguf_file import GgufError
+from model_files.model_documents import is_document, read_document
 
 _LARGEST = 1 << 48
 """A larger number is a mistake and would overflow somewhere."""
@@ -95,10 +97,20 @@ class Fields:
         return Fields(self.path, value or {})
 
 
-def read_fields(path: Path) -> Fields:
-    """The fields of a JSON file. Raises ModelError."""
+def has_fields(path: Path) -> bool:
+    """Whether the model has the JSON document of this path. Raises ModelError."""
     try:
-        fields = json.loads(path.read_bytes())
+        return is_document(path)
+    except GgufError as error:
+        raise ModelError(str(error)) from error
+
+
+def read_fields(path: Path) -> Fields:
+    """The fields of a model's JSON document. Raises ModelError."""
+    try:
+        fields = json.loads(read_document(path))
+    except GgufError as error:
+        raise ModelError(str(error)) from error
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -26,7 +26,7 @@ from engine.layers.loader import Loader
 from engine.layers.self_attention import AttentionVariant, SelfAttention
 from engine.model_config.config import ModelConfig, model_config
 from engine.model_config.config_class import ConfigClass
-from engine.model_config.fields import read_fields
+from engine.model_config.fields import has_fields, read_fields
 from engine.models.llama import LLAMA
 from engine.weights.checkpoint import Checkpoint
 
@@ -52,7 +52,7 @@ _IDS = "eagle_aux_hidden_state_layer_ids"
 def is_eagle3(folder: Path) -> bool:
     """Whether the folder's configuration is that of an EAGLE-3 head."""
     path = folder / "config.json"
-    return path.is_file() and ARCHITECTURE in read_fields(path).texts("architectures")
+    return has_fields(path) and ARCHITECTURE in read_fields(path).texts("architectures")
 
 
 def read_eagle3_config(folder: Path) -> ModelConfig:

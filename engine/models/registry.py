@@ -14,7 +14,7 @@ from engine.layers.linear import Tiling
 from engine.layers.loader import Loader
 from engine.model_config.config import ModelConfig, check_sizes, model_config
 from engine.model_config.config_class import ConfigClass
-from engine.model_config.fields import Fields, read_fields
+from engine.model_config.fields import Fields, has_fields, read_fields
 from engine.models.decoder import Decoder
 from engine.models.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, deepseek_v2, deepseek_v3
 from engine.models.gemma import GEMMA2, GEMMA3_TEXT, gemma2, gemma3
@@ -67,14 +67,15 @@ _OF_THE_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "quantization_config", 
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The model configuration of a Hugging Face folder. Raises ModelError that names the folder, file or field.
+    """The model configuration of a Hugging Face folder or a GGUF file.
 
-    `model_type` is checked first, since the meaning of all other fields depends on it.
+    Raises ModelError that names the folder, file or field. `model_type` is checked first, since the meaning of all
+    other fields depends on it.
     """
-    if not folder.is_dir():
+    if not folder.exists():
         raise ModelError(f"{folder}: no such model folder")
     path = folder / "config.json"
-    if not path.is_file():
+    if not has_fields(path):
         raise ModelError(f"{path}: missing; is {folder} a model folder?")
     given, prefix = read_fields(path), ""
     model_type = given.text("model_type", "")
@@ -131,7 +132,7 @@ def load_model(
     quantization = config.fields.inner("quantization_config")
     check_quantization(quantization)
     with Checkpoint(folder, quantization, config.prefix) as checkpoint, torch.inference_mode():
-        check_sizes(config, sum(file.stat().st_size for file in folder.glob("*.safetensors")))
+        check_sizes(config, checkpoint.stored_bytes())
         in_fp8 = quantize == "fp8" and like.device.type == "cuda" and config.model_type in MULTIPLIED_IN_FP8
         packed = (weights == "auto" and in_fp8) or should_keep_packed(
             weights, lambda: checkpoint.decoded_bytes(like.itemsize), like.device

@@ -1,8 +1,8 @@
 """A quantized weight, which stays in its stored form and is decoded a few outputs at a time.
 
-All formats are one: *a weight is the number of the model's computing type to which (code − zero) · scale rounds*. They
-differ in the type of their codes, in how many outputs and inputs share a scale, and in whether there are zeros. So
-whatever multiplies with decoded weights has the same bits as what decodes them on its way.
+All formats are one: *a weight is the number of the model's computing type to which (code − zero) · scale − minimum
+rounds*. They differ in the type of their codes, in how many outputs and inputs share a scale, and in whether there are
+zeros or minimums. So whatever multiplies with decoded weights has the same bits as what decodes them on its way.
 
 NVFP4 has a second scale for the whole tensor. It multiplies the sums of products, not the weights (`output_scales`):
 these are then numbers of few bits, which every computing type holds exactly.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -46,9 +46,10 @@ class Decodable(Protocol):
 class PackedWeight:
     """A weight [outputs, inputs] in codes.
 
-    `form`: the name of its format. `codes`: bytes [outputs, codes of all inputs]. `scales` and `zeros`: [blocks of
-    outputs, groups of inputs], of `block` = (outputs, inputs) each, the last ones cut short; bytes are powers of two
-    (e8m0). `group` [inputs]: each input's group, in order if None. `output_scales` [outputs]: factors of its products.
+    `form`: the name of its format. `codes`: bytes [outputs, codes of all inputs]. `scales`, `zeros` and `minimums`:
+    [blocks of outputs, groups of inputs], of `block` = (outputs, inputs) each, the last ones cut short; scales in bytes
+    are powers of two (e8m0). Zeros are numbers of codes, minimums are subtracted from what is scaled. `group` [inputs]:
+    each input's group, in order if None. `output_scales` [outputs]: factors of its products.
     """
 
     form: str
@@ -60,6 +61,7 @@ class PackedWeight:
     zeros: torch.Tensor | None = None
     group: torch.Tensor | None = None
     output_scales: torch.Tensor | None = None
+    minimums: torch.Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -69,7 +71,7 @@ class PackedWeight:
     @property
     def nbytes(self) -> int:
         """Bytes of memory."""
-        parts = (self.codes, self.scales, self.zeros, self.group, self.output_scales)
+        parts = (self.codes, self.scales, self.zeros, self.minimums, self.group, self.output_scales)
         return sum(part.nbytes for part in parts if part is not None)
 
     @property
@@ -84,20 +86,35 @@ class PackedWeight:
         """
         values = numbers(self.codes[start:stop], self.code_type)[:, : self.inputs].contiguous()
         scales = _numbers_of_scales(self._of_outputs(self.scales, start, stop))
-        zeros = None if self.zeros is None else self._of_outputs(self.zeros, start, stop).float()
+        zeros, minimums = (
+            None if part is None else self._of_outputs(part, start, stop).float()
+            for part in (self.zeros, self.minimums)
+        )
         grouped = values
+        spread: tuple[Any, ...] = (...,)
         if self.group is None and scales.shape[1] * self.block[1] == self.inputs:
             grouped = values.view(len(values), -1, self.block[1])
-            scales, zeros = scales[..., None], None if zeros is None else zeros[..., None]
+            spread = (..., None)
         elif scales.shape[1] > 1:
             group = self.group
             if group is None:
                 group = torch.arange(self.inputs, device=values.device) // self.block[1]
-            scales, zeros = scales[:, group], None if zeros is None else zeros[:, group]
+            spread = (slice(None), group)
         if zeros is not None:
-            grouped.sub_(zeros)
-        grouped.mul_(scales)
+            grouped.sub_(zeros[spread])
+        grouped.mul_(scales[spread])
+        if minimums is not None:
+            grouped.sub_(minimums[spread])
         return values
+
+    def in_rows(self, rows: torch.Tensor) -> PackedWeight:
+        """The weight of the outputs `rows`, in that order. Each output must have its own scales."""
+        parts = {
+            name: part[rows]
+            for name in ("codes", "scales", "zeros", "minimums", "output_scales")
+            if (part := getattr(self, name)) is not None
+        }
+        return replace(self, **parts)
 
     def _of_outputs(self, part: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         """The scales or zeros of these outputs, a row for each of them or one for all."""
@@ -112,7 +129,7 @@ class PackedWeight:
         """A copy on the device."""
         parts = {
             name: part.to(device, copy=True)
-            for name in ("codes", "scales", "zeros", "group", "output_scales")
+            for name in ("codes", "scales", "zeros", "minimums", "group", "output_scales")
             if (part := getattr(self, name)) is not None
         }
         return replace(self, **parts)
@@ -125,12 +142,13 @@ class PackedWeight:
         if not bool(scales.isfinite().all()):
             raise ValueError("scales are not all finite")
         zero = 0.0 if self.zeros is None else float(self.zeros.abs().max())
+        minimum = 0.0 if self.minimums is None else float(self.minimums.abs().max())
         outer = 1.0
         if self.output_scales is not None:
             if not bool((self.output_scales.isfinite() & (self.output_scales > 0)).all()):
                 raise ValueError("the tensor's scale is not a finite number above 0")
             outer = max(1.0, float(self.output_scales.max()))
-        if (self.code_type.largest + zero) * float(scales.abs().max()) * outer > _LARGEST:
+        if not ((self.code_type.largest + zero) * float(scales.abs().max()) + minimum) * outer <= _LARGEST:
             raise ValueError("scales are too large: a weight would not be finite")
         return self
 

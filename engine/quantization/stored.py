@@ -1,5 +1,5 @@
 """Reads a weight in whichever format it is stored: plain, FP8, MXFP4, NVFP4, AWQ, GPTQ, compressed-tensors' integers,
-bitsandbytes' tables of 16.
+bitsandbytes' tables of 16, GGUF's blocks.
 
 The format follows from the tensors that exist; `quantization_config` is used for what they do not show (bits, block
 size).
@@ -13,7 +13,7 @@ import torch
 
 from engine.model_config.fields import Fields
 from engine.quantization import fp4, fp8, int4, nf4
-from engine.quantization.packed import PackedWeight, decoded
+from engine.quantization.packed import PackedWeight
 from engine.quantization.quantization_config import check_groups, check_packed_groups, gptq_zero_offset
 
 _OUT_OF_ORDER = ("group", True)
@@ -29,18 +29,15 @@ class Tensors(Protocol):
     def read(self, name: str) -> torch.Tensor:
         """The tensor as stored. Raises ModelError if it is missing or cannot be read."""
 
-
-def read_weight(tensors: Tensors, name: str, quantization: Fields) -> torch.Tensor:
-    """The weight `name` decoded to floating point.
-
-    Raises ModelError if a tensor is missing, ValueError if one is invalid.
-    """
-    weight = find_weight(tensors, name, quantization)
-    return weight if isinstance(weight, torch.Tensor) else decoded(weight)
+    def file_packed(self, name: str) -> PackedWeight | None:
+        """The weight where the file's own format keeps it in few bits. Raises as `read` does, and ValueError."""
 
 
 def find_weight(tensors: Tensors, name: str, quantization: Fields) -> torch.Tensor | PackedWeight:
-    """The weight `name` as stored, plain or packed. Raises as `read_weight` does."""
+    """The weight `name` as stored, plain or packed.
+
+    Raises ModelError if a tensor is missing, ValueError if one is invalid.
+    """
     layer, _, last = name.rpartition(".")
     if name in tensors or last != "weight":
         return _plain(tensors, name, layer, quantization)
@@ -139,6 +136,9 @@ def _half_bytes(tensors: Tensors, layer: str, codes: torch.Tensor) -> PackedWeig
 
 
 def _plain(tensors: Tensors, name: str, layer: str, quantization: Fields) -> torch.Tensor | PackedWeight:
+    packed = tensors.file_packed(name)
+    if packed is not None:
+        return packed
     weight = tensors.read(name)
     if weight.dtype == torch.uint8 and name == f"{layer}.weight":
         return _half_bytes(tensors, layer, weight)

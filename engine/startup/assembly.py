@@ -1,4 +1,4 @@
-"""Assembles an engine from a model folder: device, weights, KV memory, self-test, calibration."""
+"""Assembles an engine from a model folder or file: device, weights, KV memory, self-test, calibration."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ from engine.startup.runner_choice import make_ready, make_runner, with_step_size
 from engine.startup.speculation import make_speculation
 from engine.startup.warm_up import warm_up
 from engine.startup.weight_formats import report_formats
+from model_files.model_documents import own_name
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import GroupedPool
 from prompt_cache.model_digest import model_digest, text_digest
@@ -63,13 +64,13 @@ class AssembledEngine:
 
 
 def served_name(folder: Path) -> str:
-    """The name in the folder's `turnpike.toml`, or else the folder's name. Raises ModelError."""
+    """The name in the folder's `turnpike.toml`, or else that of the folder or GGUF file. Raises ModelError."""
     path = folder / "turnpike.toml"
     try:
         name = tomllib.loads(path.read_text()).get("name") if path.is_file() else None
     except (OSError, ValueError) as error:
         raise ModelError(f"{path}: cannot be read: {error}") from error
-    return name if isinstance(name, str) and name else folder.resolve().name
+    return name if isinstance(name, str) and name else own_name(folder)
 
 
 def assemble(

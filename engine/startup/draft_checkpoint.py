@@ -22,6 +22,7 @@ from engine.execution.model_runner import ModelRunner
 from engine.layers.linear import best_tiling
 from engine.layers.loader import Loader
 from engine.model_config.config import ModelConfig, check_sizes
+from engine.model_config.fields import has_fields
 from engine.models.eagle3 import Eagle3Head, is_eagle3, read_eagle3_config
 from engine.models.mtp import MtpHead
 from engine.models.registry import load_model, read_config
@@ -31,6 +32,7 @@ from engine.speculation.head_drafter import DraftingHead, Eagle3Drafter, HeadDra
 from engine.speculation.side_drafter import SideDrafter
 from engine.speculation.side_kv import SideKv
 from engine.weights.checkpoint import Checkpoint
+from model_files.model_documents import read_document
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.model_digest import model_digest
 from protocol.replicas import LayerGroup
@@ -98,7 +100,7 @@ def _eagle3(folder: Path, served: ServedParts, free: int) -> HeadDrafter:
             f"{config.fields.path}: field vocab_size {config.vocabulary}: the served model has"
             f" {served.config.vocabulary} tokens, and a head must be trained for it"
         )
-    if (folder / _TOKENIZER).is_file():
+    if has_fields(folder / _TOKENIZER):
         check_tokens(folder, config.vocabulary, served.folder, served.config.vocabulary)
     free = memory_beside(folder, config, served.like, free)
     with Checkpoint(folder) as checkpoint, torch.inference_mode():
@@ -159,7 +161,7 @@ def memory_beside(folder: Path, config: ModelConfig, like: torch.Tensor, free: i
     """Bytes that are left of `free` beside the folder's weights. Raises StartError if these are larger."""
     quantization = config.fields.inner("quantization_config")
     with Checkpoint(folder, quantization, config.prefix) as checkpoint:
-        check_sizes(config, sum(file.stat().st_size for file in folder.glob("*.safetensors")))
+        check_sizes(config, checkpoint.stored_bytes())
         needed = checkpoint.decoded_bytes(like.itemsize)
     if needed > free:
         raise StartError(
@@ -178,7 +180,7 @@ def check_tokens(folder: Path, vocabulary: int, served: Path, served_vocabulary:
     How many ids there are behind those of the tokenizer may differ: models pad their vocabularies.
     """
     fitting = f"a draft model needs the tokenizer of {served}"
-    if not (served / _TOKENIZER).is_file() and not (folder / _TOKENIZER).is_file():
+    if not has_fields(served / _TOKENIZER) and not has_fields(folder / _TOKENIZER):
         if vocabulary != served_vocabulary:
             raise ModelError(
                 f"{folder}: field vocab_size {vocabulary}: the served model has {served_vocabulary} tokens; {fitting}"
@@ -202,7 +204,7 @@ def _tokens(folder: Path) -> dict[int, str]:
     """The text of each token id of the folder's tokenizer. Raises ModelError."""
     path = folder / _TOKENIZER
     try:
-        tokenizer = json.loads(path.read_bytes())
+        tokenizer = json.loads(read_document(path))
         pieces: Any = tokenizer["model"]["vocab"]
         # Unigram models list (text, score) in the order of ids.
         numbered = pieces.items() if isinstance(pieces, dict) else ((text, at) for at, (text, _) in enumerate(pieces))

@@ -45,6 +45,7 @@ from gateway.conversation.messages import (
 from gateway.conversation.reasoning import TEMPLATE_VARIABLES
 from gateway.conversation.segments import Marks, NoMarksLeft, Segment
 from gateway.generation_request import Text, Tool, ToolCall, Turn
+from model_files.model_documents import is_document, read_document
 from prompt_cache.model_digest import template_files
 
 _PROBES = ("first_probe", "second_probe")
@@ -203,10 +204,10 @@ class ChatTemplate:
     def load(cls, folder: Path, special_texts: frozenset[str]) -> ChatTemplate:
         """Load the templates of a model folder, as transformers does: `chat_template.jinja` and those in
         `additional_chat_templates`, else those of `tokenizer_config.json`, one or a list with names. Of the others than
-        `default`, `tool_use` is used. Raises TemplateError."""
+        `default`, `tool_use` is used. Raises TemplateError, GgufError."""
         config_path = folder / "tokenizer_config.json"
         try:
-            config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.is_file() else {}
+            config = json.loads(read_document(config_path)) if is_document(config_path) else {}
             named: dict[Any, Any] = {
                 name: path.read_text(encoding="utf-8") for name, path in template_files(folder).items()
             }
@@ -222,7 +223,10 @@ class ChatTemplate:
             raise TemplateError(f"{folder} has no chat template (chat_template.jinja)")
         if not (tool_use is None or isinstance(tool_use, str)):
             raise TemplateError(f"{folder}: the chat template tool_use is no text")
-        return cls(default, _special_tokens(config), special_texts, tool_use)
+        try:
+            return cls(default, _special_tokens(config), special_texts, tool_use)
+        except TemplateError as error:
+            raise TemplateError(f"{folder}: {error}") from error
 
     def render(
         self,

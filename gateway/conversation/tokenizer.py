@@ -15,6 +15,8 @@ import structlog
 import tokenizers
 
 from gateway.conversation.byte_level import FastEncoder, bytes_of, convert
+from model_files.gguf_file import GgufError
+from model_files.model_documents import read_document
 
 log = structlog.get_logger("gateway.tokenizer")
 
@@ -66,9 +68,11 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
-        """The tokenizer of a `tokenizer.json`. Raises TokenizerError naming the file."""
+        """The tokenizer of a `tokenizer.json`. Raises TokenizerError naming the file, GgufError."""
         try:
-            return cls(path.read_text(encoding="utf-8"))
+            return cls(read_document(path).decode())
+        except GgufError:
+            raise
         except OSError as error:
             raise TokenizerError(f"cannot read {path}: {error.strerror}") from error
         except Exception as error:  # `tokenizers` raises bare Exception

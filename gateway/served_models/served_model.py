@@ -20,8 +20,10 @@ from gateway.conversation.prompt import Prompt, Span, check_length, make_prompt
 from gateway.conversation.reasoning import has_begun, reasoning_of, template_variables
 from gateway.conversation.tokenizer import Tokenizer, TokenizerError
 from gateway.generation_request import GenerationRequest, ReasoningWish, Tool, Turn
+from model_files.context_length import context_length
+from model_files.gguf_file import GgufError
+from model_files.model_documents import is_document, own_name, read_document, written_at
 from prompt_cache.model_digest import text_digest
-from protocol.context_length import context_length
 from protocol.requests import Reasoning
 from storage.reported_error import ReportedError
 
@@ -165,19 +167,24 @@ class ServedModel(Struct, frozen=True, kw_only=True):
 
 
 def load_served_model(folder: Path) -> ServedModel:
-    """Read a Hugging Face model folder, with its `turnpike.toml` if there is one. Raises ModelFolderError."""
-    if not folder.is_dir():
+    """Read a Hugging Face model folder, with its `turnpike.toml` if there is one, or a GGUF file. Raises
+    ModelFolderError."""
+    try:
+        return _load(folder)
+    except (TokenizerError, TemplateError, GgufError) as error:
+        raise ModelFolderError(str(error)) from error
+
+
+def _load(folder: Path) -> ServedModel:
+    if not folder.exists():
         raise ModelFolderError(f"{folder}: there is no such model folder")
     config = _json(folder / "config.json", needed=True)
     if isinstance(config.get("text_config"), dict):  # a multimodal model: only its language part is served
         config |= config["text_config"]
     generation = _json(folder / "generation_config.json", needed=False)
     settings = _toml(folder / "turnpike.toml")
-    try:
-        tokenizer = Tokenizer.load(folder / "tokenizer.json")
-        template = ChatTemplate.load(folder, tokenizer.special_texts)
-    except (TokenizerError, TemplateError) as error:
-        raise ModelFolderError(str(error)) from error
+    tokenizer = Tokenizer.load(folder / "tokenizer.json")
+    template = ChatTemplate.load(folder, tokenizer.special_texts)
     model_type = config.get("model_type")
     context = config.get("max_position_embeddings", DEFAULT_CONTEXT_TOKENS.get(str(model_type)))
     if context is None and model_type not in DEFAULT_CONTEXT_TOKENS:  # other families may give the context elsewhere
@@ -190,7 +197,7 @@ def load_served_model(folder: Path) -> ServedModel:
             f"{folder / 'config.json'}: max_position_embeddings is {context!r}, not a number of tokens above 1"
         )
     return ServedModel(
-        name=_turnpike_setting(settings, folder, "name", folder.resolve().name),
+        name=_turnpike_setting(settings, folder, "name", own_name(folder)),
         folder=folder,
         family=str(config.get("model_type", "")),
         text_digest=text_digest(folder),
@@ -198,7 +205,7 @@ def load_served_model(folder: Path) -> ServedModel:
         min_cacheable_tokens=_turnpike_setting(settings, folder, "min_cacheable_tokens", DEFAULT_MIN_CACHEABLE),
         stop_tokens=_stop_tokens(generation, config, tokenizer, template.special_tokens.get("eos_token")),
         defaults=_defaults(generation),
-        created=int((folder / "config.json").stat().st_mtime),
+        created=written_at(folder),
         tokenizer=tokenizer,
         template=template,
         output_format=_output_format(settings, folder, template, tokenizer),
@@ -206,10 +213,10 @@ def load_served_model(folder: Path) -> ServedModel:
 
 
 def _json(path: Path, *, needed: bool) -> dict[str, Any]:
-    if not needed and not path.is_file():
+    if not needed and not is_document(path):
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_document(path))
     except OSError as error:
         raise ModelFolderError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -95,13 +95,15 @@ def write_model(folder: Path, seed: int = 0, scale: float = 0.3, **changes: obje
         return torch.randn(*shape, generator=generator) * scale
 
     hidden, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    heads, kv_heads, vocabulary = (
+        config[name] for name in ("num_attention_heads", "num_key_value_heads", "vocab_size")
+    )
     tensors = {
-        "model.embed_tokens.weight": random(VOCABULARY, hidden),
+        "model.embed_tokens.weight": random(vocabulary, hidden),
         "model.norm.weight": 1 + random(hidden) * 0.1,
     }
     if not config["tie_word_embeddings"]:
-        tensors["lm_head.weight"] = random(VOCABULARY, hidden)
+        tensors["lm_head.weight"] = random(vocabulary, hidden)
     for index in range(config["num_hidden_layers"]):
         name = f"model.layers.{index}."
         tensors |= {
@@ -354,7 +356,7 @@ def make_bench(
     kept = host_memories(model.groups, [swap] * len(model.groups), like) if swap else []
     runner = ModelRunner(model, memories, like.device, tiling, kept)
     runner.threads = Threads(1, many_threads)
-    files = tuple(sorted(file.resolve() for file in folder.glob("*.safetensors")))
+    files = tuple(sorted(file.resolve() for file in folder.glob("*.safetensors"))) or (folder.resolve(),)
     _be_invariant(
         runner, (files, dtype, quantize, kv_dtype, weights), budget, running, context or config.context_tokens
     )

@@ -1,22 +1,81 @@
-"""`turnpike models`: list the served models with digest, context, price and replicas."""
+"""`turnpike models`: list the served models with digest, context, price and replicas, or say what their files hold."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from turnpike.command_context import admin_command, print_table
-from turnpike.command_line import CommandParser
+from turnpike.command_line import CommandError, CommandParser
 
 if TYPE_CHECKING:
     from turnpike.admin_services import AdminServices
+    from turnpike.settings.settings import Settings
+
+_LONGEST_VALUE = 80
 
 
 def add_arguments(parser: CommandParser) -> None:
     """Declare `turnpike models`."""
-    parser.runs(list_models)
+    parser.runs(models)
+    parser.add_argument("--files", action="store_true", help="say what the models' files hold instead")
     parser.add_format("json")
+
+
+def models(settings: Settings, arguments: argparse.Namespace) -> int:
+    """`turnpike models`."""
+    return describe_files(settings, arguments) if arguments.files else list_models(settings, arguments)
+
+
+def describe_files(settings: Settings, arguments: argparse.Namespace) -> int:
+    """`turnpike models --files`: the configuration, and of a GGUF file its tensors by type."""
+    described = [_description(folder) for folder in settings.model_folders]
+    if arguments.format == "json":
+        print(json.dumps(described, indent=2))
+        return 0
+    for model in described:
+        print(f"{model['model']}: {', '.join(model['files']) or 'no GGUF file'}\n")
+        print_table(("field", "value"), [(name, _short(value)) for name, value in model["config"].items()])
+        if model["tensors"]:
+            print()
+            rows = [(kind, *sizes.values()) for kind, sizes in model["tensors"].items()]
+            print_table(("type", "tensors", "elements", "bytes"), rows)
+    return 0
+
+
+def _description(folder: Path) -> dict[str, Any]:
+    from model_files.gguf_file import GgufError, GgufModel
+    from model_files.model_documents import gguf_of, read_document
+
+    try:
+        config: dict[str, Any] = json.loads(read_document(folder / "config.json"))
+        path = gguf_of(folder)
+        if path is None:
+            return {"model": str(folder), "files": [], "config": config, "tensors": {}}
+        with GgufModel(path) as model:
+            tensors = list(model.tensors.values())
+            files = [str(part) for part in model.paths]
+            kind, pre = (str(model.values.get(f"tokenizer.ggml.{key}", "")) for key in ("model", "pre"))
+            tokens = len(model.texts("tokenizer.ggml.tokens"))
+            template = "tokenizer.chat_template" in model.values
+    except (GgufError, OSError, ValueError) as error:
+        raise CommandError(f"model: {error}") from error
+    types: dict[str, dict[str, int]] = {}
+    for tensor in tensors:
+        sizes = types.setdefault(tensor.type.name, {"tensors": 0, "elements": 0, "bytes": 0})
+        sizes["tensors"] += 1
+        sizes["elements"] += math.prod(tensor.shape)
+        sizes["bytes"] += tensor.nbytes
+    about = {"tokenizer": f"{kind} {pre}".strip(), "tokens": tokens, "chat_template": template}
+    return {"model": str(folder), "files": files, "config": {**config, **about}, "tensors": types}
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
 
 
 @admin_command

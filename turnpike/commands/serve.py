@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import structlog
 
 from audit_log.actors import Actor, acting_as
+from model_files.model_documents import own_name
 from turnpike.command_context import CURRENCY, DEFAULT_PROJECT
 from turnpike.command_line import CommandParser
 from turnpike.processes import listener
@@ -143,7 +144,7 @@ def _replicas(settings: Settings) -> list[Child]:
             "TURNPIKE_DRAFT_MODEL": str(settings.draft_folder(at) or ""),
             "TURNPIKE_SPECULATION": ",".join(settings.drafters_of(at)) or "off",
         }
-        name = f"replica of {folder.resolve().name}" if several else "replica"
+        name = f"replica of {own_name(folder)}" if several else "replica"
         children.append(Child(name, ["engine", "--listen", address, "--replica-name", f"replica-{at}"], environment))
     return children
 

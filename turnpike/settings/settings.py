@@ -91,7 +91,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
     model: Annotated[
         str,
-        _about("model folder; serve and gateway take several, separated by commas", SERVE, GATEWAY, ENGINE, ADMIN),
+        _about(
+            "model folder or GGUF file; serve and gateway take several, separated by commas",
+            SERVE,
+            GATEWAY,
+            ENGINE,
+            ADMIN,
+        ),
     ] = ""
     model_aliases: Annotated[
         str,

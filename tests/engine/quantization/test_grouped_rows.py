@@ -49,10 +49,17 @@ def test_files_whose_zeros_fp16_does_not_hold_are_too():
             assert rows.nbytes <= weight.nbytes * 1.3
 
 
-def test_inputs_out_of_order_and_scales_beyond_fp16_are_left_as_they_are():
+def test_inputs_out_of_order_are_left_as_they_are():
     assert grouped_rows(read("act-order", 32)) is None
-    assert grouped_rows(int4.encode(torch.randn(8, 64) * 1e-8, 32)) is None
-    assert grouped_rows(int4.encode(torch.randn(8, 64) * 1e8, 32)) is None
+
+
+def test_codes_take_a_byte_each_where_fp16_does_not_hold_the_scales():
+    for size in (1e-8, 1e8):
+        weight = int4.encode(torch.randn(8, 64) * size, 32)
+        rows = grouped_rows(weight)
+        assert rows is not None
+        assert rows.nbytes == 8 * 64 + 8 * 2 * 8
+        assert torch.equal(rows.rows(0, 8), weight.rows(0, 8))
 
 
 def test_a_product_takes_them_and_keeps_its_bits_in_any_batch():

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from billing.money import InvalidPrice
+from model_files.model_documents import own_name
 from turnpike.command_context import CURRENCY
 from turnpike.command_line import CommandError, CommandParser
 
@@ -123,7 +124,7 @@ def folder_prices(folder: Path) -> tuple[str, str, dict[Cell, int]] | None:
     """Name, currency and rows of a model folder's `turnpike.toml`; None where it has no prices."""
     try:
         content: dict[str, Any] = tomllib.loads((folder / "turnpike.toml").read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # a GGUF file has none
         return None
     except (OSError, ValueError) as error:
         raise CommandError(f"{folder / 'turnpike.toml'}: {error}") from error
@@ -132,7 +133,7 @@ def folder_prices(folder: Path) -> tuple[str, str, dict[Cell, int]] | None:
         return None
     currency = prices.pop("currency", CURRENCY)
     try:
-        return str(content.get("name", folder.name)), currency, rows_of(prices)
+        return str(content.get("name", own_name(folder))), currency, rows_of(prices)
     except InvalidPrice as error:
         raise CommandError(f"{folder / 'turnpike.toml'}: {error}") from error
 
