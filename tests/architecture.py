@@ -15,13 +15,13 @@ ROOMS: Mapping[str, frozenset[str]] = {
     "turnpike": frozenset(
         (
             *("gateway", "engine", "webhooks", "billing", "tenancy", "prompt_cache", "response_store", "audit_log"),
-            *("waterfall", "protocol", "storage"),
+            *("file_store", "batch_store", "waterfall", "protocol", "storage"),
         )
     ),
     "gateway": frozenset(
         (
             *("webhooks", "billing", "tenancy", "prompt_cache", "response_store", "waterfall", "audit_log"),
-            *("protocol", "storage"),
+            *("file_store", "batch_store", "protocol", "storage"),
         )
     ),
     "engine": frozenset(
@@ -33,6 +33,10 @@ ROOMS: Mapping[str, frozenset[str]] = {
     "webhooks": frozenset({"audit_log", "storage"}),
     "billing": frozenset({"audit_log", "storage"}),
     "response_store": frozenset({"prompt_cache.promise", "audit_log", "storage"}),
+    "file_store": frozenset(
+        {"response_store.sealing", "prompt_cache.promise", "prompt_cache.tables", "audit_log", "storage"}
+    ),
+    "batch_store": frozenset({"file_store", "response_store.sealing", "audit_log", "storage"}),
     "tenancy": frozenset({"audit_log", "storage"}),
     "prompt_cache": frozenset({"audit_log", "protocol", "storage"}),
     "waterfall": frozenset({"protocol", "storage"}),
@@ -43,6 +47,7 @@ ROOMS: Mapping[str, frozenset[str]] = {
         {
             *("storage", "audit_log.tables", "billing.tables", "tenancy.tables", "tenancy.users.tables"),
             *("webhooks.tables", "prompt_cache.tables", "response_store.tables", "waterfall.tables"),
+            *("file_store.tables", "batch_store.tables"),
         }
     ),
 }
@@ -106,6 +111,8 @@ FOLDERS: Mapping[str, Sequence[str]] = {
     ),
     "waterfall": ("marks", "record", "bars", "tables", "store", "writer", "refused_requests", "refused_writer"),
     "webhooks": ("addresses", "signing", "tables", "endpoints", "sending", "dispatch"),
+    "file_store": ("tables", "blobs", "sealed_content", "store"),
+    "batch_store": ("tables", "records", "store", "running"),
     "response_store": ("tables", "records", "sealing", "policies", "store", "running", "idempotency"),
     "engine": (
         *("errors", "model_config", "kernels", "grammar", "sampling", "scheduling", "options", "device"),
@@ -134,6 +141,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
             "kept_responses",
             "http",
             "idempotency",
+            "batches",
             "services",
             "openapi",
             "endpoints",
@@ -174,6 +182,7 @@ QUERY_MODULES = (
     *("storage/", "audit_log/", "billing/", "webhooks/", "migrations/", "tenancy/repositories.py"),
     *("tenancy/directory.py", "tenancy/rate_limits.py", "tenancy/administration/suspension.py", "tenancy/users/"),
     *("prompt_cache/promise/", "prompt_cache/history/", "response_store/", "waterfall/store.py"),
+    *("file_store/", "batch_store/"),
     "waterfall/refused_requests.py",
 )
 """Where a query may be written. Elsewhere rows come from a repository, or from billing."""
@@ -188,6 +197,7 @@ TENANT_TABLES = frozenset(
         *("payment_customer", "auto_top_up", "top_up", "pushed_document", "cash_receipt", "payment_refund"),
         *("payment_dispute", "finance_task"),
         *("stored_response", "stored_response_events", "response_policy", "idempotency_claim"),
+        *("stored_file", "batch", "batch_line", "batch_part"),
         *("receipt_day", "receipt_policy"),
     )
 )
@@ -226,6 +236,8 @@ UNAUDITED_TABLES = frozenset(
         *("lease", "ended_lease", "lease_tag", "lease_blocks"),
         *("cache_request", "cache_prefix", "cache_day", "cache_history_day", "request_waterfall", "refused_request"),
         *("stored_response", "stored_response_events", "idempotency_claim"),
+        # that a client adds or removes one is recorded; how the work of a batch goes on is not
+        *("stored_file", "batch", "batch_line", "batch_part"),
         *("replica_journal", "journal_of_epoch", "webhook_delivery", "webhook_attempt", "recon_run"),
         # written by money transactions, beside what is recorded
         *(
