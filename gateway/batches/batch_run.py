@@ -66,12 +66,13 @@ _SECOND = 1_000_000
 _PASSING = (RetryableError, Unaffordable, SuspendedError)
 """Refusals that may pass while the batch lives."""
 _FAULTS = (Interrupted, TimedOut)
+_KEY_ENDED = BatchProblem("api_key_revoked", "The API key of this batch was revoked, or has expired.")
 Result = TypeVar("Result")
 
 
 class RunLimits(Struct, frozen=True):
-    """What a run shares with others of its gateway. `places`: for lines, of all batches; `draining`: whether the gateway
-    stops; `release`: ends the hold of a request that was billed before."""
+    """What a run shares with others of its gateway. `places`: for lines, of all batches; `draining`: whether the
+    gateway stops; `release`: ends the hold of a request that was billed before."""
 
     places: asyncio.Semaphore
     draining: Callable[[], bool]
@@ -178,8 +179,7 @@ class BatchRun:
                     self._stopping = leaves = True
                 if self._key_ended and not self._stopping:
                     self._stopping = True
-                    ended = BatchProblem("api_key_revoked", "The API key of this batch was revoked, or has expired.")
-                    await self._until_available(lambda: work.stop(batch, ended, self._seal))
+                    await self._until_available(lambda: work.stop(batch, _KEY_ENDED, self._seal))
                 if self._stopping:
                     stopped_at = time.monotonic() if stopped_at is None else stopped_at
                     if time.monotonic() - stopped_at > _CANCEL_S:
@@ -268,8 +268,8 @@ class BatchRun:
         return await self._requests.answer(batch.key, batch.endpoint, bytes(asked.body), id_, self._gone)
 
     def _refused(self, answer: LineAnswer) -> float:
-        """After how many seconds a line is to be tried again. A shortage of money is this line's alone, since others may
-        cost less; everything else keeps the whole batch waiting."""
+        """After how many seconds a line is to be tried again. A shortage of money is this line's alone, since others
+        may cost less; everything else keeps the whole batch waiting."""
         pause, self._pause_s = self._pause_s, min(2 * self._pause_s, _LONGEST_PAUSE_S)
         if isinstance(answer.failure, RetryableError):
             pause = min(max(pause, answer.failure.retry_after), _LONGEST_PAUSE_S)

@@ -1,5 +1,5 @@
-"""/v1/files: a project uploads files, lists, reads and deletes them. Batches read their input from files, and leave their
-results in files.
+"""/v1/files: a project uploads files, lists, reads and deletes them. Batches read their input from
+files, and leave their results in files.
 
 Ids of other projects are as unknown as ids that never were.
 """

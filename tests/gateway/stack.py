@@ -23,8 +23,8 @@ from billing.receipts.signing_keys import ReceiptKeys
 from billing.reservation.hold_service import HoldService
 from billing.settlement.settler import Settler
 from billing.spool.spool import Spool
-from gateway.admission.request_timeouts import RequestTimeouts
 from file_store.blobs import FolderBlobs
+from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.app import create_app, gateway_of
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.replica_link import FleetOptions
