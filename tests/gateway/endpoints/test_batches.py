@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from openai import BadRequestError, ConflictError, NotFoundError
 from sqlalchemy import text
 
-from tests.gateway.endpoints.test_files import foreign_key
+from tests.gateway.endpoints.test_files import folder_of, foreign_key
 from tests.gateway.stack import Stack, running_stack
 
 SAID = "The quick brown fox."
@@ -301,16 +300,52 @@ async def test_the_end_is_told_by_a_webhook(stack: Stack) -> None:
     assert (message.topic, said["id"], said["request_counts"]["completed"]) == ("batch.completed", ended.id, 1)
 
 
-async def test_lines_that_share_a_prefix_are_neighbours(stack: Stack) -> None:
-    stack.say(SAID)
-    systems = [f"{n} " + "You know all of this long text. " * 12 for n in range(4)]
-    lines = [
-        chat_line(f"{n}", messages=[{"role": "system", "content": systems[n % 4]}, {"role": "user", "content": f"{n}"}])
-        for n in range(40)
-    ]
+# ------------------------------------------------ workers that end
+
+
+async def outputs_of(stack: Stack, batch_id: str) -> dict[str, Any]:
     async with stack.openai() as client:
-        await until_ended(client, (await order(client, jsonl(*lines))).id)
-    asked = [tuple(run.generate.tokens[:32]) for run in stack.replica.runs.values()]
-    changes = sum(first != second for first, second in pairwise(asked))
-    assert len(asked) == 40
-    assert changes <= 12, "forty lines of four prefixes, begun in that order"
+        ended = await until_ended(client, batch_id)
+        assert (ended.status, ended.error_file_id) == ("completed", None)
+        assert ended.request_counts.completed == ended.request_counts.total
+        return await results(client, ended.output_file_id)
+
+
+async def test_a_worker_that_stops_gives_its_batch_to_another(stack: Stack, tmp_path: Path, model_folder: Path) -> None:
+    stack.say(SAID, queued=0.3)
+    (tmp_path / "b").mkdir()  # a test may wait
+    url, files = f"sqlite:///{stack.database.engine.url.database}", folder_of(stack) / "files"
+    async with stack.openai() as client:
+        batch = await order(client, jsonl(*(chat_line(f"{n}") for n in range(150))))
+        await until_progress(client, batch.id, 1)
+    async with running_stack(url, tmp_path / "b", model_folder, name="gateway-b", files=files) as other:
+        other.say(SAID)
+        stack.server.should_exit = True
+        await asyncio.wait([stack.serving], timeout=30)
+        found = await outputs_of(other, batch.id)
+        assert set(found) == {f"{n}" for n in range(150)}
+        assert len(await other.settled(150)) == 150
+
+
+async def test_lines_of_a_dead_worker_are_billed_once(stack: Stack, tmp_path: Path, model_folder: Path) -> None:
+    """The worker falls silent in the middle; usage of some of its lines is settled, their results are lost."""
+    stack.say(SAID, queued=0.3)
+    (tmp_path / "b").mkdir()  # a test may wait
+    url, files = f"sqlite:///{stack.database.engine.url.database}", folder_of(stack) / "files"
+    runner = stack.gateway.batches
+    assert runner is not None
+    async with stack.openai() as client:
+        batch = await order(client, jsonl(*(chat_line(f"{n}") for n in range(100))))
+        await until_progress(client, batch.id, 1)
+    runner._work.worker = "nobody"  # what it writes counts no more, as if it had died before it wrote
+    await stack.until(lambda: not runner._runs)
+    async with stack.database.transaction() as session:
+        await session.execute(text("UPDATE batch SET beat_at = 0"))
+    async with running_stack(url, tmp_path / "b", model_folder, name="gateway-b", files=files) as other:
+        other.say(SAID)
+        found = await outputs_of(other, batch.id)
+        assert set(found) == {f"{n}" for n in range(100)}
+        events = await other.settled(100)
+        assert len({event.id for event in events}) == 100
+        billed = [event for event in events if event.cost_pico]
+        assert len(billed) == 100
