@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from batch_store.records import Batch, BatchProblem, Line, LineResult, PartKind, line_request_id
 from batch_store.running import BatchLost, BatchWork
-from billing.settlement.request_traces import trace_of
+from billing.settlement.settlement import trace_of
 from file_store.blobs import BlobMissing
 from file_store.sealed_content import ContentReader
 from file_store.store import HIDDEN, NewFile

@@ -72,6 +72,14 @@ class FileList(Struct, frozen=True, kw_only=True):
     has_more: bool
 
 
+class UploadForm(Struct, frozen=True, kw_only=True):
+    """The form of an upload. `expires_after[anchor]` (`created_at`) and `expires_after[seconds]` say until when the
+    file is kept; without them one for a batch is kept for 30 days, and any other until it is deleted."""
+
+    file: Annotated[str, Meta(description="The content.", extra_json_schema={"format": "binary"}, examples=["{}"])]
+    purpose: Literal["batch", "user_data"]
+
+
 class DeletedFile(Struct, frozen=True, kw_only=True):
     """A file that was deleted."""
 
@@ -96,11 +104,10 @@ def file_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         status_code=200,
         request_max_body_size=None,
         opt=demands("inference", "project_key", dialect="openai")
-        | describes(FileObject, errors={"storage_exceeded": 400, "request_too_large": 413}),
+        | describes(FileObject, body=UploadForm(file="{}", purpose="batch"), body_type="multipart/form-data"),
     )
     async def create_file(request: Request[Any, Any, Any]) -> Response[bytes]:
-        """Upload a file, as a form (multipart/form-data): `file`, `purpose` (`batch` or `user_data`) and, where it is
-        not to be kept for ever, `expires_after[anchor]` (`created_at`) and `expires_after[seconds]`."""
+        """Upload a file, as a form. It is sealed under the project's data key."""
         payer = project_payer(request.scope)
         await count_request(gateway, request, payer)
         store = file_store(gateway)
