@@ -77,6 +77,7 @@ class BatchWork:
 
     async def release(self, of: Batch, unbegun: Sequence[Line]) -> None:
         """Let another worker take the batch over now. `unbegun`: lines that were taken, and not begun."""
+        # all tenants: `_own` says whose the batch is
         async with self._database.transaction() as session:
             await self._own(session, of)
             for line in unbegun:
@@ -128,6 +129,7 @@ class BatchWork:
 
     async def begin_again(self, of: Batch, line: Line) -> Line:
         """The line with another id for its request, since that of the last one came to nothing."""
+        # all tenants: `_own` says whose the batch is
         async with self._database.transaction() as session:
             await self._own(session, of)
             values = {"attempt": line.attempt + 1}
@@ -176,6 +178,7 @@ class BatchWork:
 
     async def stop(self, of: Batch, problem: BatchProblem, seal: ContentSeal) -> None:
         """Ask for the end of a batch, of which no further line is to be run, for a reason of ours."""
+        # all tenants: `_own` says whose the batch is
         async with self._database.transaction() as session:
             await self._own(session, of)
             values = {"status": "cancelling", "cancelling_at": self._database.clock}
@@ -184,6 +187,7 @@ class BatchWork:
 
     async def finalize(self, of: Batch) -> None:
         """Note that no further line is run."""
+        # all tenants: `_own` says whose the batch is
         async with self._database.transaction() as session:
             if await self._own(session, of) == "in_progress":
                 values = {"status": "finalizing", "finalizing_at": self._database.clock}
