@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated
 
 import msgspec
 from msgspec import Raw, Struct
@@ -17,7 +18,7 @@ from gateway.batches.input_lines import (
     check_id,
     place_of,
 )
-from gateway.dialects.json_paths import decode
+from gateway.dialects.json_paths import decode, json_object
 from gateway.errors import InvalidField
 
 MOST_BYTES = 64 * 1024 * 1024
@@ -26,10 +27,10 @@ _SHOWN = 80
 
 
 class MessageRequest(Struct, frozen=True):
-    """A request of a batch. `params` are the body of a request to /v1/messages."""
+    """A request of a batch."""
 
     custom_id: str
-    params: Raw
+    params: Annotated[Raw, json_object("The body of a request to /v1/messages.")]
 
 
 class MessageRequests(Struct, frozen=True):

@@ -11,6 +11,7 @@ import pytest
 from openai import BadRequestError, ConflictError, NotFoundError
 from sqlalchemy import text
 
+from batch_store.running import BatchWork
 from tests.gateway.endpoints.test_files import folder_of, foreign_key
 from tests.gateway.stack import Stack, running_stack
 
@@ -349,3 +350,31 @@ async def test_lines_of_a_dead_worker_are_billed_once(stack: Stack, tmp_path: Pa
         assert len({event.id for event in events}) == 100
         billed = [event for event in events if event.cost_pico]
         assert len(billed) == 100
+
+
+async def test_a_line_whose_answer_was_lost_is_answered_again_and_not_billed_again(
+    stack: Stack, tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack.say(SAID)
+    (tmp_path / "b").mkdir()
+    url, files = f"sqlite:///{stack.database.engine.url.database}", folder_of(stack) / "files"
+    runner = stack.gateway.batches
+    assert runner is not None
+    monkeypatch.setattr(BatchWork, "write", _never_written)
+    async with stack.openai() as client:
+        batch = await order(client, jsonl(*(chat_line(f"{n}") for n in range(40))))
+        first = {event.id for event in await stack.settled(40)}
+    await runner.stop()
+    monkeypatch.undo()
+    async with stack.database.transaction() as session:
+        await session.execute(text("UPDATE batch SET beat_at = 0"))
+    async with running_stack(url, tmp_path / "b", model_folder, name="gateway-b", files=files) as other:
+        other.say(SAID)
+        found = await outputs_of(other, batch.id)
+        assert set(found) == {f"{n}" for n in range(40)}
+        assert {event.id for event in await other.settled(40)} == first
+        assert len(await other.rows("SELECT 1 FROM ended_hold WHERE state = 'released'")) == 40
+
+
+async def _never_written(*_: Any) -> Any:
+    await asyncio.Event().wait()
