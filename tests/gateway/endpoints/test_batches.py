@@ -352,28 +352,31 @@ async def test_lines_of_a_dead_worker_are_billed_once(stack: Stack, tmp_path: Pa
         assert len(billed) == 100
 
 
+@pytest.mark.both_databases
 async def test_a_line_whose_answer_was_lost_is_answered_again_and_not_billed_again(
-    stack: Stack, tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+    database_url: str, tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stack.say(SAID)
+    files = tmp_path / "files"
     (tmp_path / "b").mkdir()
-    url, files = f"sqlite:///{stack.database.engine.url.database}", folder_of(stack) / "files"
-    runner = stack.gateway.batches
-    assert runner is not None
-    monkeypatch.setattr(BatchWork, "write", _never_written)
-    async with stack.openai() as client:
-        batch = await order(client, jsonl(*(chat_line(f"{n}") for n in range(40))))
-        first = {event.id for event in await stack.settled(40)}
-    await runner.stop()
-    monkeypatch.undo()
-    async with stack.database.transaction() as session:
-        await session.execute(text("UPDATE batch SET beat_at = 0"))
-    async with running_stack(url, tmp_path / "b", model_folder, name="gateway-b", files=files) as other:
-        other.say(SAID)
-        found = await outputs_of(other, batch.id)
-        assert set(found) == {f"{n}" for n in range(40)}
-        assert {event.id for event in await other.settled(40)} == first
-        assert len(await other.rows("SELECT 1 FROM ended_hold WHERE state = 'released'")) == 40
+    async with running_stack(database_url, tmp_path, model_folder, files=files) as stack:
+        stack.say(SAID)
+        runner = stack.gateway.batches
+        assert runner is not None
+        monkeypatch.setattr(BatchWork, "write", _never_written)
+        client = stack.openai()
+        async with client:
+            batch = await order(client, jsonl(*(chat_line(f"{n}") for n in range(40))))
+            first = {event.id for event in await stack.settled(40)}
+        await runner.stop()
+        monkeypatch.undo()
+        async with stack.database.transaction() as session:
+            await session.execute(text("UPDATE batch SET beat_at = 0"))
+        async with running_stack(database_url, tmp_path / "b", model_folder, name="gateway-b", files=files) as other:
+            other.say(SAID)
+            found = await outputs_of(other, batch.id)
+            assert set(found) == {f"{n}" for n in range(40)}
+            assert {event.id for event in await other.settled(40)} == first
+            assert len(await other.rows("SELECT 1 FROM ended_hold WHERE state = 'released'")) == 40
 
 
 async def _never_written(*_: Any) -> Any:
