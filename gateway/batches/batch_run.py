@@ -17,7 +17,7 @@ from uuid import UUID
 import structlog
 from msgspec import Struct
 
-from batch_store.records import Batch, BatchProblem, Line, LineResult, PartKind, line_request_id
+from batch_store.records import Batch, BatchProblem, Line, LineResult, PartKind, Status, line_request_id
 from batch_store.running import BatchLost, BatchWork
 from billing.settlement.settlement import trace_of
 from file_store.blobs import BlobMissing
@@ -132,7 +132,7 @@ class BatchRun:
 
     # ------------------------------------------------ the input
 
-    async def _check_input(self) -> str | None:
+    async def _check_input(self) -> Status | None:
         """Check the input and write where its lines are; the state of the batch then, None if it failed."""
         checker = InputChecker(self._batch.surface, self._batch.endpoint)
         async for piece in (await self._input()).pieces():

@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 
 from file_store.blobs import BlobMissing
 from file_store.sealed_content import ContentWriter
-from file_store.store import HIDDEN, FileStore, NewFile, QuotaExceeded, StoredFile
+from file_store.store import HIDDEN, FileStore, NewFile, Purpose, QuotaExceeded, StoredFile
 from gateway.admission.prepared_request import Payer
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.rate_limits import count_request
@@ -58,7 +58,7 @@ class FileObject(Struct, frozen=True, kw_only=True):
     created_at: int
     expires_at: int | None
     filename: Annotated[str, Meta(examples=["questions.jsonl"])]
-    purpose: Literal["batch", "batch_output", "user_data"]
+    purpose: Annotated[Purpose, Meta(examples=["batch"])]
     status: Literal["processed"] = "processed"
 
 

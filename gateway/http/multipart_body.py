@@ -9,7 +9,12 @@ from typing import Any
 from litestar import Request
 from litestar.exceptions import InternalServerException
 from msgspec import Struct
-from multipart import MultipartError, MultipartSegment, PushMultipartParser, parse_options_header
+from multipart import (  # type: ignore[import-untyped]
+    MultipartError,
+    MultipartSegment,
+    PushMultipartParser,
+    parse_options_header,
+)
 
 from gateway.errors import BodyTooSlow, ClientLeft, InvalidField, InvalidRequest, UnsupportedEncoding
 from storage.database.circuit_breaker import beside_the_database

@@ -29,7 +29,8 @@ def line(number: int, text: str = "Hi", **more: object) -> bytes:
 
 
 def split(content: bytes, sizes: list[int], most: int = MOST_LINE_BYTES) -> list[tuple[int, bytes]]:
-    splitter, found, offset = LineSplitter(most), [], 0
+    splitter, offset = LineSplitter(most), 0
+    found: list[tuple[int, bytes]] = []
     for size in sizes:
         found += splitter.feed(content[offset : offset + size])
         offset += size
