@@ -89,7 +89,9 @@ class _Receive:
 def _failed(request: Request[Any, Any, Any], error: Exception) -> LineAnswer:
     response = error_response(request, error)
     failure = error if isinstance(error, GatewayError) else Interrupted("The gateway failed while it ran the request.")
-    return LineAnswer(failure.status, response.content, request_context(request.scope).name, failure)
+    return LineAnswer(
+        response.status_code or failure.status, response.content, request_context(request.scope).name, failure
+    )
 
 
 def _scope(path: str, size: int, handler: HTTPRouteHandler) -> Any:
