@@ -13,7 +13,7 @@ RUN /venv/bin/pip install --no-cache-dir --no-deps --no-build-isolation -e . \
  && rm -rf .console web/node_modules
 
 FROM python:3.11.13-slim-bookworm
-RUN useradd --create-home --uid 10001 turnpike && install -d -o turnpike -g turnpike -m 0700 /data /exports
+RUN useradd --create-home --uid 10001 turnpike && install -d -o turnpike -g turnpike -m 0700 /data /exports /files
 COPY --from=build /venv /venv
 COPY --from=build /app /app
 WORKDIR /app

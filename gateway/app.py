@@ -11,18 +11,24 @@ import structlog
 from litestar import Litestar
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException
+from litestar.handlers import HTTPRouteHandler
+from litestar.routes import HTTPRoute
 from litestar.types import Message, Scope
 
 from gateway.admin.routes import admin_routes
+from gateway.batches.input_lines import MESSAGES_ENDPOINT, OPENAI_ENDPOINTS
 from gateway.console.built_console import BuiltConsole
 from gateway.console.routes import console_routes
+from gateway.endpoints.batches import batch_routes
 from gateway.endpoints.cache_explanations import cache_explanation_routes
 from gateway.endpoints.caches import cache_routes
 from gateway.endpoints.chat import chat_completions
 from gateway.endpoints.completions import completions
 from gateway.endpoints.estimates import estimate_route
 from gateway.endpoints.exports import export_routes
+from gateway.endpoints.files import file_routes
 from gateway.endpoints.health import health_routes, metrics_route
+from gateway.endpoints.message_batches import message_batch_routes
 from gateway.endpoints.messages import message_routes
 from gateway.endpoints.models import model_routes
 from gateway.endpoints.payment_webhooks import payment_webhook_routes
@@ -86,6 +92,9 @@ def application_of(gateway: Gateway) -> Litestar:
             *response_routes(gateway),
             *stored_response_routes(gateway),
             *message_routes(gateway),
+            *file_routes(gateway),
+            *batch_routes(gateway),
+            *message_batch_routes(gateway),
             *model_routes(gateway),
             list_prices(gateway),
             receipt_keys_route(gateway),
@@ -117,9 +126,23 @@ def application_of(gateway: Gateway) -> Litestar:
         debug=False,
         state=State({"gateway": gateway}),
     )
+    if gateway.batches is not None:
+        gateway.batches.requests.handlers = _batch_handlers(app)
     check_policies(app)
     check_guarded(app)
     return app
+
+
+def _batch_handlers(app: Litestar) -> dict[str, HTTPRouteHandler]:
+    """The handlers of the routes that lines of batches ask, by path."""
+    asked = {*OPENAI_ENDPOINTS, MESSAGES_ENDPOINT}
+    return {
+        route.path: handler
+        for route in app.routes
+        if isinstance(route, HTTPRoute) and route.path in asked
+        for handler in route.route_handlers
+        if "POST" in handler.http_methods
+    }
 
 
 def create_internal_app(gateway: Gateway) -> Litestar:

@@ -8,8 +8,11 @@ from typing import cast
 from uuid import UUID
 
 from litestar.types import Scope
+from msgspec.structs import replace
 from uuid_utils.compat import uuid7
 
+from gateway.generation_request import GenerationRequest
+from protocol.requests import Lane
 from storage.database.public_ids import public_id
 from tenancy.rights.principals import Principal
 from waterfall.marks import Marks
@@ -26,13 +29,15 @@ class RequestContext:
     """One HTTP request. Authentication sets `principal`; a generating endpoint sets `model`, and `limit_headers` where
     limits apply: they go with whatever is answered. `address` is the client's, as `gateway.http.client_address` knows
     it. `marks`: what has ended when, of what is done for it. `refusal`: code and message, where an error answers it
-    instead of its being run. `error`: code and field of the error that answers it, whatever it is."""
+    instead of its being run. `error`: code and field of the error that answers it, whatever it is. `lane`: the one that
+    it is run in, whatever its body says."""
 
-    __slots__ = ("address", "error", "id", "limit_headers", "marks", "model", "principal", "refusal", "started")
+    __slots__ = ("address", "error", "id", "lane", "limit_headers", "marks", "model", "principal", "refusal", "started")
 
     def __init__(self) -> None:
         self.id: UUID = uuid7()
         self.address = ""
+        self.lane: Lane | None = None
         self.limit_headers: Sequence[tuple[bytes, bytes]] = ()
         self.marks = Marks()
         self.model = ""
@@ -45,6 +50,10 @@ class RequestContext:
     def name(self) -> str:
         """The id as clients see it."""
         return public_name(self.id)
+
+    def in_its_lane(self, generation: GenerationRequest) -> GenerationRequest:
+        """What is to be generated, in the lane that the request is run in."""
+        return generation if self.lane is None else replace(generation, lane=self.lane)
 
     @property
     def authenticated_principal(self) -> Principal:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from billing.settlement.settler import Settler
     from billing.spool.gateway_epochs import EpochKeeper
     from billing.spool.spool import Spool
+    from file_store.blobs import Blobs
     from gateway.admission.prepared_request import Payer
     from gateway.fleet.fleet import Fleet
     from gateway.limits.limiter import Limiter
@@ -63,7 +64,8 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     many in a second, gets money set aside for them; 0: never. `lease_tokens`: how many tokens a project may have in
     live leases; 0: any number.
     `connections`: open connections at most; `connections_per_address`: from one address, 0 for any number.
-    `response_retention`: how long responses are kept where their project says nothing else; 0: never.
+    `response_retention`: how long responses are kept where their project says nothing else; 0: never. `file_quota`:
+    bytes of files that a project may keep.
     `public_metrics`: whether /metrics is served beside the API. `trusted_proxies`: from where
     X-Forwarded-For is believed. `database_timeout`: how long a request waits for the
     database before it is answered with 503. `waterfall_days`: how long the worker keeps where the time of
@@ -79,6 +81,7 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     hold_slice: int = 0
     lease_tokens: int = 0
     response_retention: int = 30 * 86_400
+    file_quota: int = 16 * 1024**3
     allowance_requests: int = BUSY
     connections: int = 10_000
     connections_per_address: int = 0
@@ -115,6 +118,8 @@ class GatewayServices(Struct, frozen=True, kw_only=True):
     scope_keys: ScopeKeys | None = None
     """The keys that `domains` has: the worker tells replicas which were destroyed."""
     exports: ExportJobs
+    blobs: Blobs | None = None
+    """Where the content of files lies; None where there are none, and no batches."""
     webhooks: WebhookEndpoints
     payments: PaymentProvider | None = None
     """Who collects money; None if nobody does. The caller closes it."""
@@ -130,16 +135,22 @@ class Gateway:
     """One running worker. `on_over` is called when its epoch turns out to be over although it lives: it has to stop."""
 
     def __init__(self, services: GatewayServices) -> None:
+        from batch_store.running import BatchWork
+        from batch_store.store import BatchStore
         from billing.receipts.answer_receipts import ReceiptIssuer
         from billing.receipts.policies import ReceiptPolicies
         from billing.reservation.allowances import Allowances
         from billing.reservation.hooked_holds import HookedHolds
         from billing.service_levels.service_hours import ServiceHours
         from billing.spool.gateway_epochs import EpochKeeper
+        from file_store.store import FileStore
         from gateway.admission.admission import Admission
         from gateway.admission.cache_leases import LeaseHook
         from gateway.admission.fair_threads import FairThreads
         from gateway.admission.lease_confirmations import LeaseConfirmations
+        from gateway.batches.batch_run import LINES_OF_GATEWAY, RunLimits
+        from gateway.batches.line_requests import LineRequests
+        from gateway.batches.runner import BatchRunner
         from gateway.generation.dependencies import GenerationDependencies
         from gateway.generation.leased_blocks import LeasedBlocks
         from gateway.generation.request_history import RequestHistory
@@ -285,6 +296,17 @@ class Gateway:
             self.keyed_requests = KeyedRequests(
                 IdempotencyClaims(store, epoch), self.requests, self.new_breaker(), self.response_keeper
             )
+        self.files: FileStore | None = None
+        self.batches: BatchRunner | None = None
+        if services.scope_keys is not None and services.blobs is not None:
+            self.files = FileStore(services.database, services.scope_keys, services.blobs, services.options.file_quota)
+            self.batches = BatchRunner(
+                BatchWork(BatchStore(self.files), epoch),
+                LineRequests(services.authenticator),
+                RunLimits(
+                    asyncio.Semaphore(LINES_OF_GATEWAY), lambda: self.requests.draining, self.recorder.once_release
+                ),
+            )
         services.suspensions.on_end = self._end_suspended
         self.orphaned_holds = OrphanedHolds(
             epoch, database=services.database, holds=services.holds, fleet=services.fleet
@@ -337,6 +359,8 @@ class Gateway:
             self._tasks.start(self.background_responses.adopt_orphans())
         if self.keyed_requests is not None:
             self._tasks.start(self.keyed_requests.beat())
+        if self.batches is not None:
+            self._tasks.start(self.batches.run())
 
     async def _probe_dependencies(self) -> None:
         """Tell the metrics, again and again, whether the database and the bus answer."""
@@ -386,6 +410,8 @@ class Gateway:
     async def stop(self) -> None:
         """Drain, hang up, settle what can be settled now; the rest stays in the spool."""
         await self.begin_drain()
+        if self.batches is not None:
+            await self.batches.stop()
         if self.keyed_requests is not None:
             await self.keyed_requests.close()
         if self.background_responses is not None:

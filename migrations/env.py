@@ -5,11 +5,13 @@ from __future__ import annotations
 from alembic import context
 
 import audit_log.tables
+import batch_store.tables
 import billing.tables.books
 import billing.tables.invoices
 import billing.tables.money
 import billing.tables.payments
 import billing.tables.prices
+import file_store.tables
 import prompt_cache.tables
 import response_store.tables
 import storage.database.outbox
@@ -21,6 +23,8 @@ from storage.database.base import Base
 
 ROOMS = (
     audit_log.tables,
+    batch_store.tables,
+    file_store.tables,
     billing.tables.books,
     billing.tables.books,
     billing.tables.invoices,

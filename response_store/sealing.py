@@ -35,6 +35,9 @@ class Unreadable(Exception):
 class ContentSeal:
     """Seals and opens what belongs to one project. `generation`: of its data key."""
 
+    OVERHEAD = _NONCE_BYTES + 1 + 16
+    """Bytes by which what is sealed without being packed is longer: nonce, form, and AES-GCM's tag."""
+
     def __init__(self, key: ProjectKey, project_id: UUID) -> None:
         self.generation = key.generation
         self.project_id = project_id
@@ -42,11 +45,13 @@ class ContentSeal:
         derived = HKDF(SHA256(), KEY_BYTES, salt=None, info=b"turnpike/responses/v1" + self._project).derive(key.key)
         self._cipher = AESGCM(derived)
 
-    def seal(self, content: bytes, associated: bytes) -> bytes:
-        """The content, packed and sealed. `associated`: what it belongs to, without which it does not open (AEAD)."""
-        packed = _PACKED + zlib.compress(content, _LEVEL) if len(content) > _WORTH_PACKING else _PLAIN + content
+    def seal(self, content: bytes, associated: bytes, *, packed: bool = True) -> bytes:
+        """The content, sealed, and packed if that is worth it. `associated`: what it belongs to, without which it does
+        not open (AEAD). `packed`: False where its length must be known beforehand."""
+        packs = packed and len(content) > _WORTH_PACKING
+        form = _PACKED + zlib.compress(content, _LEVEL) if packs else _PLAIN + content
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        return nonce + self._cipher.encrypt(nonce, packed, self._project + associated)
+        return nonce + self._cipher.encrypt(nonce, form, self._project + associated)
 
     def open(self, sealed: bytes, associated: bytes) -> bytes:
         """What was sealed. Raises Unreadable."""

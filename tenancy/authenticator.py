@@ -164,9 +164,15 @@ class Authenticator:
     async def check_valid(self, public_id: str) -> None:
         """Raise AuthenticationFailed if the key was revoked or has expired, for what it asked for before and begins
         now. Raises DatabaseUnavailable if the key is not cached."""
+        await self.holder(public_id)
+
+    async def holder(self, public_id: str) -> Principal:
+        """The principal of a key as it is now, for what was ordered by it before. Raises AuthenticationFailed if it was
+        revoked or has expired, and DatabaseUnavailable if it is not cached."""
         record = await self._cached(public_id)
         if record.principal is None or record.revoked or _has_ended(record, clock.instant()):
             raise AuthenticationFailed
+        return record.principal
 
     def _is_previous(self, record: _CachedKey, key: Presented, mac: bytes) -> bool:
         """Whether it is the secret from before the key's rotation, under the pepper of then."""

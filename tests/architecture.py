@@ -15,13 +15,13 @@ ROOMS: Mapping[str, frozenset[str]] = {
     "turnpike": frozenset(
         (
             *("gateway", "engine", "webhooks", "billing", "tenancy", "prompt_cache", "response_store", "audit_log"),
-            *("waterfall", "model_files", "protocol", "storage"),
+            *("file_store", "batch_store", "waterfall", "model_files", "protocol", "storage"),
         )
     ),
     "gateway": frozenset(
         (
             *("webhooks", "billing", "tenancy", "prompt_cache", "response_store", "waterfall", "audit_log"),
-            *("model_files", "protocol", "storage"),
+            *("model_files", "file_store", "batch_store", "protocol", "storage"),
         )
     ),
     "engine": frozenset(
@@ -33,6 +33,10 @@ ROOMS: Mapping[str, frozenset[str]] = {
     "webhooks": frozenset({"audit_log", "storage"}),
     "billing": frozenset({"audit_log", "storage"}),
     "response_store": frozenset({"prompt_cache.promise", "audit_log", "storage"}),
+    "file_store": frozenset(
+        {"response_store.sealing", "prompt_cache.promise", "prompt_cache.tables", "audit_log", "storage"}
+    ),
+    "batch_store": frozenset({"file_store", "response_store.sealing", "audit_log", "storage"}),
     "tenancy": frozenset({"audit_log", "storage"}),
     "prompt_cache": frozenset({"audit_log", "model_files", "protocol", "storage"}),
     "waterfall": frozenset({"protocol", "storage"}),
@@ -44,6 +48,7 @@ ROOMS: Mapping[str, frozenset[str]] = {
         {
             *("storage", "audit_log.tables", "billing.tables", "tenancy.tables", "tenancy.users.tables"),
             *("webhooks.tables", "prompt_cache.tables", "response_store.tables", "waterfall.tables"),
+            *("file_store.tables", "batch_store.tables"),
         }
     ),
 }
@@ -107,6 +112,8 @@ FOLDERS: Mapping[str, Sequence[str]] = {
     ),
     "waterfall": ("marks", "record", "bars", "tables", "store", "writer", "refused_requests", "refused_writer"),
     "webhooks": ("addresses", "signing", "tables", "endpoints", "sending", "dispatch"),
+    "file_store": ("tables", "blobs", "sealed_content", "store"),
+    "batch_store": ("tables", "records", "store", "running"),
     "response_store": ("tables", "records", "sealing", "policies", "store", "running", "idempotency"),
     "engine": (
         *("errors", "model_config", "kernels", "grammar", "sampling", "scheduling", "options", "device"),
@@ -135,6 +142,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
             "kept_responses",
             "http",
             "idempotency",
+            "batches",
             "services",
             "openapi",
             "endpoints",
@@ -175,6 +183,7 @@ QUERY_MODULES = (
     *("storage/", "audit_log/", "billing/", "webhooks/", "migrations/", "tenancy/repositories.py"),
     *("tenancy/directory.py", "tenancy/rate_limits.py", "tenancy/administration/suspension.py", "tenancy/users/"),
     *("prompt_cache/promise/", "prompt_cache/history/", "response_store/", "waterfall/store.py"),
+    *("file_store/", "batch_store/"),
     "waterfall/refused_requests.py",
 )
 """Where a query may be written. Elsewhere rows come from a repository, or from billing."""
@@ -189,6 +198,7 @@ TENANT_TABLES = frozenset(
         *("payment_customer", "auto_top_up", "top_up", "pushed_document", "cash_receipt", "payment_refund"),
         *("payment_dispute", "finance_task"),
         *("stored_response", "stored_response_events", "response_policy", "idempotency_claim"),
+        *("stored_file", "batch", "batch_line", "batch_part"),
         *("receipt_day", "receipt_policy"),
     )
 )
@@ -227,6 +237,8 @@ UNAUDITED_TABLES = frozenset(
         *("lease", "ended_lease", "lease_tag", "lease_blocks"),
         *("cache_request", "cache_prefix", "cache_day", "cache_history_day", "request_waterfall", "refused_request"),
         *("stored_response", "stored_response_events", "idempotency_claim"),
+        # that a client adds or removes one is recorded; how the work of a batch goes on is not
+        *("stored_file", "batch", "batch_line", "batch_part"),
         *("replica_journal", "journal_of_epoch", "webhook_delivery", "webhook_attempt", "recon_run"),
         # written by money transactions, beside what is recorded
         *(

@@ -25,7 +25,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         *("protocol/message.py", "protocol/addresses.py", "engine/options.py"),
         "billing/rating/lines.py",
         *("billing/verification/findings.py", "waterfall/record.py", "response_store/records.py"),
-        *("gateway/request_context.py", "gateway/generation/dependencies.py", "gateway/admission/request_timeouts.py"),
+        *("gateway/generation/dependencies.py", "gateway/admission/request_timeouts.py"),
         *("tenancy/users/identifiers.py", "turnpike/api/operations.py"),
     ),
     "an interface: its implementations, or those who are asked, are elsewhere and must not import each other": (
@@ -50,6 +50,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         *("storage/database/sql_arrays.py", "engine/scheduling/lazy_heap.py"),
         "gateway/recovery/background_tasks.py",
         "engine/execution/stopwatch.py",
+        "gateway/http/downloads.py",
     ),
     "one rule that several paths must keep alike": (
         "billing/accounts/idempotency.py",
@@ -73,6 +74,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         "gateway/generation/attempts.py",
     ),
     "work of another thread or moment than that of its only user": (
+        "gateway/batches/line_queue.py",
         "engine/startup/warm_up.py",
         "engine/kernels/block_sums.py",
         "engine/execution/pending_purges.py",

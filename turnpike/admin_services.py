@@ -231,12 +231,13 @@ def payment_provider(settings: Settings) -> PaymentProvider | None:
 
 def webhook_topics() -> tuple[str, ...]:
     """The topics of all messages that go to the outbox: webhooks may subscribe to these."""
+    from batch_store.running import TOPICS as BATCH_TOPICS
     from billing.invoices.recording import CREDITED, DRAFTED, TOPICS
     from billing.payments.notices import TOPICS as PAYMENT_TOPICS
     from billing.settlement.settlement import OVERDRAWN
     from billing.transaction.budget_charges import THRESHOLD
 
-    return OVERDRAWN, THRESHOLD, DRAFTED, *TOPICS.values(), CREDITED, *PAYMENT_TOPICS
+    return OVERDRAWN, THRESHOLD, DRAFTED, *TOPICS.values(), CREDITED, *PAYMENT_TOPICS, *BATCH_TOPICS
 
 
 def address_policy(settings: Settings) -> AddressPolicy:

@@ -301,7 +301,8 @@ class HoldStore(ABC):
 
     @abstractmethod
     async def _keep(self, ended: Sequence[UnusedHold], state: str) -> None:
-        """Write holds that ended now, as rows of `ended_hold`."""
+        """Write holds that ended now, as rows of `ended_hold`. A request that had another one before, as a line of a
+        batch that is run again under its id, keeps that row."""
 
 
 def _found(batches: Iterable[HoldBatch], wanted: set[bytes]) -> list[tuple[HoldBatch, set[bytes]]]:

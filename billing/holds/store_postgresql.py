@@ -88,6 +88,7 @@ _KEEP = """
         state, ended_at)
     SELECT t.*, $9, {clock} FROM unnest($1::text::uuid[], $2::text::uuid[], $3::text::bigint[], $4::text::text[],
         $5::text::bigint[], $6::text::bigint[], $7::text::text[], $8::bytea[]) AS t
+    ON CONFLICT DO NOTHING
 """
 _KEPT = {
     **dict.fromkeys(("request_id", "tenant_id"), "uuid"),

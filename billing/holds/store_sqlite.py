@@ -115,4 +115,4 @@ class SqliteHoldStore(HoldStore):
             }
             for unused in ended
         ]
-        await self._session.execute(insert(ended_hold), rows)
+        await self._session.execute(self._database.insert(ended_hold).on_conflict_do_nothing(), rows)

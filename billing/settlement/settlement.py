@@ -17,7 +17,7 @@ from billing.events import partitions
 from billing.events.columns import EventColumns, EventDimensions, dimension_ids
 from billing.events.rollups import RollupDelta, roll_up
 from billing.events.rows import EventRows
-from billing.holds.store import Costs, EndedHolds, cost_key, release_holds
+from billing.holds.store import Costs, EndedHolds, cost_key, open_hold, release_holds
 from billing.integrity.hash_chain import chain_batches
 from billing.ledger.entries import Balance, Transaction
 from billing.ledger.wallet import ModelCost, OpenGrant, Wallet
@@ -26,7 +26,7 @@ from billing.periods.periods import book_late
 from billing.prices import PriceCatalog, PriceVersion, UnknownPriceVersion
 from billing.settlement.event_validation import find_invalid_events
 from billing.settlement.lost_attempt_events import attempt_id, lost_attempt_of
-from billing.tables.money import usage_fact
+from billing.tables.money import usage_event, usage_fact
 from billing.transaction.budget_charges import BudgetCharges, charge_budgets
 from billing.transaction.money_transaction import (
     EventsAlreadyWritten,
@@ -181,6 +181,25 @@ async def has_event(database: Database, request_id: UUID) -> bool:
         # all tenants: a journal knows requests alone
         query = select(usage_fact.c.id).where(usage_fact.c.id == request_id)
         return (await session.execute(query)).scalar_one_or_none() is not None
+
+
+class RequestTrace(msgspec.Struct, frozen=True):
+    """What the books say of a request. `held`: its hold is open, so that its usage may still come. `billed`: it ended
+    well, or something of it was paid for. Without either it came to nothing."""
+
+    held: bool
+    billed: bool
+
+
+async def trace_of(database: Database, request_id: UUID) -> RequestTrace:
+    """The trace of a request whose hold is a row of its own, none of an allowance. Raises DatabaseUnavailable."""
+    # all tenants: the request's id says whose it is
+    async with database.reading() as session:
+        held = await open_hold(session, request_id) is not None
+    async with database.reading() as session:  # only after that: usage is written by what ends the hold
+        query = select(usage_event.c.status, usage_event.c.cost_pico).where(usage_event.c.id == request_id)
+        row = (await session.execute(query)).one_or_none()
+    return RequestTrace(held, row is not None and (row.status == "ok" or row.cost_pico > 0))
 
 
 class _AllowanceUse:

@@ -268,8 +268,9 @@ class Admission:
             terms=pack(prepared.terms),
             tag=generation.tag,
         )
-        # a hold that may be topped up, or that the replica's journal cannot give back, needs a row in the database
-        whole = prepared.held_output == prepared.sampling.max_tokens
+        # A hold that may be topped up, or that the replica's journal cannot give back, needs a row in the database. So
+        # does one of a batch: who takes the batch over learns from the row whether a line still runs.
+        whole = prepared.held_output == prepared.sampling.max_tokens and generation.lane != "batch"
         carried = whole and self._fleet.version(prepared.model.name) >= CLAIM_VERSION
         try:
             if needs_leases(prepared.plan):

@@ -40,7 +40,9 @@ def completions(gateway: Gateway) -> HTTPRouteHandler:
             control = parse_cache_control(request.headers.getall(CACHE_CONTROL, ()))
             with gateway.bodies.share(payer.tenant_id) as share:
                 call = await read_call(gateway, request, payer, completions_request.parse, share)
-                generations = [apply_cache_control(control, generation) for generation in call.generations]
+                generations = [
+                    context.in_its_lane(apply_cache_control(control, generation)) for generation in call.generations
+                ]
                 first = generations[0]
                 model = gateway.services.models.get(first.model)
                 context.model = model.name

@@ -91,6 +91,7 @@ class Operation(Struct, frozen=True, kw_only=True):
     answers: Mapping[int, Answer]
     body: Shape = None
     body_required: bool = True
+    body_type: str = "application/json"
     query: tuple[QueryParameter, ...] = ()
     headers: tuple[HeaderParameter, ...] = ()
     answer_headers: Mapping[str, str]
@@ -108,6 +109,7 @@ def describes(
     status: int = 200,
     body: Shape = None,
     body_required: bool = True,
+    body_type: str = "application/json",
     query: Sequence[QueryParameter] = (),
     headers: Sequence[HeaderParameter] = (),
     answer_headers: Mapping[str, str] | None = None,
@@ -121,15 +123,17 @@ def describes(
     """A handler's `opt` that describes its operation, merged with that of its policy: `demands(…) | describes(…)`.
 
     `answer`: what is answered with `status`, or the answer of each status from 200 to 399. `body`: what is decoded;
-    `body_required`: false where an empty body is taken for `{}`. `errors`: codes of errors beside those that follow
-    from the rest, with their status as OpenAI's dialect has it. `answer_headers`: name -> what it says. `path`:
-    examples of path parameters whose names are not common. `tags`: groups, else the object of the policy's permission.
+    `body_required`: false where an empty body is taken for `{}`; `body_type`: its media type. `errors`: codes of errors
+    beside those that follow from the rest, with their status as OpenAI's dialect has it. `answer_headers`: name -> what
+    it says. `path`: examples of path parameters whose names are not common. `tags`: groups, else the object of the
+    policy's permission.
     """
     answers = dict(answer) if isinstance(answer, Mapping) else {status: answer}
     operation = Operation(
         answers=answers,
         body=body,
         body_required=body_required,
+        body_type=body_type,
         query=tuple(query),
         headers=tuple(headers),
         answer_headers=dict(answer_headers or {}),

@@ -95,6 +95,10 @@ class ResponseKeeper:
         full = self.bound is not None and self.bound.full(payer.tenant_id, payer.project_id)
         return not full and bool(await self._breaker.wait(self._lifetime(payer)))
 
+    async def keeps_content(self, payer: Payer) -> bool:
+        """Whether the project lets anything of its content be kept. Raises DatabaseUnavailable."""
+        return bool(await self._breaker.wait(self._lifetime(payer)))
+
     async def _lifetime(self, payer: Payer) -> int:
         """Seconds for which the project's responses are kept."""
         if self.store is None:

@@ -183,7 +183,7 @@ class _OperationWriter:
         if operation.body is not None:
             written["requestBody"] = {
                 "required": operation.body_required,
-                "content": {"application/json": self._media(operation.body, name, whole=False)},
+                "content": {operation.body_type: self._media(operation.body, name, whole=False)},
             }
         errors = error_codes(operation, policy, route.method, route.path)
         written["responses"] = {

@@ -10,6 +10,7 @@ from litestar.types.internal_types import PathParameterDefinition
 _HEX = "01934f6e0d2a7b3c8e51a9c4d7f60b12"
 PATH_PARAMETERS: Mapping[str, tuple[str, Any]] = {
     "approval": ("The id of an approval.", f"approval_{_HEX}"),
+    "batch": ("The id of a batch.", f"batch_{_HEX}"),
     "budget": ("The name or id of a budget.", "month"),
     "change": ("The id of a change that waits for approval.", f"change_{_HEX}"),
     "day": ("A calendar day (UTC).", "2026-11-22"),
@@ -17,6 +18,7 @@ PATH_PARAMETERS: Mapping[str, tuple[str, Any]] = {
     "endpoint": ("The id of a webhook endpoint.", "01934f6e-0d2a-7b3c-8e51-a9c4d7f60b12"),
     "epoch": ("A gateway's run.", "gateway-0-1795339800"),
     "export": ("The id of an export.", f"export_{_HEX}"),
+    "file": ("The id of a file.", f"file_{_HEX}"),
     "grant": ("The id of a grant.", "01934f6e-0d2a-7b3c-8e51-a9c4d7f60b12"),
     "invitation": ("The id of an invitation.", f"invitation_{_HEX}"),
     "invoice": ("The number or id of an invoice.", "2026-0007"),

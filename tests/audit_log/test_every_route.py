@@ -80,6 +80,13 @@ RECORDED = {
     **{f"{verb} /v1/caches{more}": "cache" for verb, more in (("DELETE", ""), ("DELETE", "/{name:str}"))},
     "PATCH /v1/caches/{name:str}": "cache",
     "DELETE /v1/responses/{name:str}": "response",
+    **{"POST /v1/files": "file", "DELETE /v1/files/{file:str}": "file"},
+    **{
+        f"POST {base}{more}": "batch"
+        for base in ("/v1/batches", "/v1/messages/batches")
+        for more in ("", "/{batch:str}/cancel")
+    },
+    "DELETE /v1/messages/batches/{batch:str}": "batch",
     f"DELETE {_PROJECT}/responses/{{response:str}}": "response",
     f"PATCH {_PROJECT}/response-policy": "response_policy",
     f"PATCH {_PROJECT}/receipt-policy": "receipt_policy",

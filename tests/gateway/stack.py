@@ -23,6 +23,7 @@ from billing.receipts.signing_keys import ReceiptKeys
 from billing.reservation.hold_service import HoldService
 from billing.settlement.settler import Settler
 from billing.spool.spool import Spool
+from file_store.blobs import FolderBlobs
 from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.app import create_app, gateway_of
 from gateway.fleet.fleet import Fleet
@@ -227,6 +228,7 @@ async def running_stack(
     context: int = 512,
     aliases: Mapping[str, str] | None = None,
     payments: Any = None,
+    files: Path | None = None,
 ) -> AsyncIterator[Stack]:
     stack = Stack()
     stack.database = await Database.open(url)
@@ -279,6 +281,7 @@ async def running_stack(
         models=stack.models,
         fleet=fleet,
         exports=ExportJobs(stack.database, prices, folder / "exports"),
+        blobs=FolderBlobs(files or folder / "files"),
         webhooks=WebhookEndpoints(stack.database, SecretCipher(b"m" * 32), AddressPolicy(), webhook_topics()),
         payments=payments,
         limiter=Limiter(

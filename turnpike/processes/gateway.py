@@ -13,6 +13,7 @@ from billing.exports.jobs import ExportJobs
 from billing.settlement.settler import Settler
 from billing.spool.gateway_epochs import EpochKeeper
 from billing.spool.spool import Spool
+from file_store.blobs import FolderBlobs
 from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.fleet.fleet import Fleet
 from gateway.http.connections import raise_open_files_limit
@@ -86,6 +87,7 @@ async def open_gateway_services(
                 settings.replica_addresses, gateway=name, link_key=secrets.link_key, models=registry, epoch=epoch
             ),
             exports=ExportJobs(admin.database, admin.prices, settings.exports, settings.export_keep_days * 86_400),
+            blobs=FolderBlobs(settings.files),
             webhooks=admin.webhooks,
             payments=admin.payments,
             limiter=Limiter(LimitCache(admin.database, admin.bus, timeout=settings.database_wait), buckets, name),
@@ -107,6 +109,7 @@ async def open_gateway_services(
                 hold_slice=settings.hold_slice_tokens,
                 lease_tokens=settings.lease_limit_tokens,
                 response_retention=settings.response_retention,
+                file_quota=settings.file_quota,
                 allowance_requests=settings.allowance_requests,
                 connections=settings.max_connections,
                 connections_per_address=settings.max_connections_per_address,

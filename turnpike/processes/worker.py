@@ -15,6 +15,7 @@ import structlog
 
 from audit_log.actors import Actor, become
 from audit_log.anchors import anchor_chains, latest_witness
+from batch_store.store import BatchStore
 from billing.events import partitions
 from billing.exports.jobs import ExportJobs
 from billing.exports.journal import parse_account_codes
@@ -30,8 +31,12 @@ from billing.receipts.day_files import close_due_days
 from billing.retention import BATCH, forget_charges, forget_holds, forget_windows
 from billing.service_levels.service_hours import forget_old as forget_service_hours
 from billing.transaction.budget_charges import name_budget_subjects
+from file_store.blobs import FolderBlobs
+from file_store.store import FORGOTTEN as FORGOTTEN_FILES
+from file_store.store import FileStore
 from prompt_cache.history.store import History
 from prompt_cache.promise.lease_storage import LeaseStorage
+from prompt_cache.promise.scope_keys import ScopeKeys
 from response_store.idempotency import forget_expired_claims
 from response_store.store import FORGOTTEN, forget_expired
 from storage.backoff import Backoff
@@ -155,6 +160,7 @@ def jobs(admin: AdminServices, database: Database) -> list[Job]:
     dispatcher = webhook_dispatcher(settings, admin.tenancy, admin.database, read_secrets(settings))
     codes = parse_account_codes(settings.account_codes)
     leases = LeaseUpkeep(admin.database, admin.holds, admin.prices)
+    files = file_store(settings, database)
 
     async def sweep() -> bool:
         await partitions.prepare(admin.database)
@@ -183,18 +189,24 @@ def jobs(admin: AdminServices, database: Database) -> list[Job]:
         users = await admin.users.forget_old()
         responses = await forget_expired(database)
         claims = await forget_expired_claims(database)
+        content = {"files": await files.forget(), "batches": await BatchStore(files).forget()}
         waterfall_store = WaterfallStore(database, settings.waterfall_keep_days * _DAY_S)
         waterfalls = await waterfall_store.forget_old()
         refused = await RefusedRequestStore(database, settings.waterfall_keep_days * _DAY_S).forget_old()
         gone = {"webhooks": removed, "holds": holds, "charges": charges, "windows": windows, "history": history}
         gone |= {"served": served, "users": users, "responses": responses, "waterfalls": waterfalls}
-        gone |= {"refused_requests": refused, "idempotency_claims": claims}
+        gone |= {"refused_requests": refused, "idempotency_claims": claims, **content}
         if waterfalls < BATCH:  # what is too old is gone: the rest is shared
             gone["waterfalls"] += await waterfall_store.forget_beyond()
         if any(gone.values()):
             logger.info("old rows are forgotten", **gone)
         at_most = max(holds, charges, windows, history, served, waterfalls, refused)
-        return removed >= REMOVAL_BATCH or at_most >= BATCH or max(responses, claims) >= FORGOTTEN
+        return (
+            removed >= REMOVAL_BATCH
+            or at_most >= BATCH
+            or max(responses, claims) >= FORGOTTEN
+            or (content["files"] >= FORGOTTEN_FILES)
+        )
 
     async def receipts() -> bool:
         return await close_due_days(database)
@@ -222,6 +234,12 @@ def jobs(admin: AdminServices, database: Database) -> list[Job]:
         Job("receipts", 300.0, receipts),
         *([Job("registers", 3600.0, ask_registers)] if settings.vies_url or settings.ecb_url else []),
     ]
+
+
+def file_store(settings: Settings, database: Database) -> FileStore:
+    """The files that the worker cleans up."""
+    keys = ScopeKeys(database, read_secrets(settings).master_key)
+    return FileStore(database, keys, FolderBlobs(settings.files), settings.file_quota)
 
 
 def payment_jobs(admin: AdminServices, database: Database) -> list[Job]:

@@ -41,7 +41,7 @@ _OUR_PATTERNS = (
     "metrics/*",
     "metrics/*/*",
 )
-_OUR_FOLDERS = ("spool", "journal", "exports")
+_OUR_FOLDERS = ("spool", "journal", "exports", "files")
 
 logger = structlog.get_logger(__name__)
 

@@ -411,6 +411,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     export_keep_days: Annotated[
         int, _about("days after which the file of a finished export is removed", SERVE, WORKER, at_least=1)
     ] = 30
+    file_dir: Annotated[
+        str,
+        _about("folder for files, shared by gateways and workers; default: DATA_DIR/files", SERVE, GATEWAY, WORKER),
+    ] = ""
+    file_quota: Annotated[
+        int, _about("bytes of files, with the results of batches, that a project may keep", SERVE, GATEWAY, at_least=0)
+    ] = 16 * 1024**3
     hold_keep_days: Annotated[
         int, _about("days after which a hold that ended without usage is forgotten", SERVE, WORKER, at_least=7)
     ] = 90
@@ -541,6 +548,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def exports(self) -> Path:
         """The folder of exports."""
         return Path(self.export_dir) if self.export_dir else self.data / "exports"
+
+    @property
+    def files(self) -> Path:
+        """The folder of files."""
+        return Path(self.file_dir) if self.file_dir else self.data / "files"
 
     @property
     def secrets(self) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
 from typing import Any
@@ -70,6 +71,103 @@ async def _(world: World, place: Place) -> Call:
 @proof("cancel_response")
 async def _(world: World, place: Place) -> Call:
     return Call({"name": await a_response(world, place, background=True)})
+
+
+async def a_file(world: World, place: Place) -> str:
+    """The id of a new file of the place, which a batch can read."""
+    boundary, line = "boundary", {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": _CHAT}
+    answer = await world.call(
+        "POST",
+        "/v1/files",
+        bearer(place.keys["project_key"]) | {"content-type": f"multipart/form-data; boundary={boundary}"},
+        body=_form(boundary, json.dumps(line)),
+    )
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["id"])
+
+
+def _form(boundary: str, content: str) -> bytes:
+    parts = (('name="purpose"', "batch"), ('name="file"; filename="a.jsonl"', content))
+    begun = "".join(f"--{boundary}\r\nContent-Disposition: form-data; {head}\r\n\r\n{text}\r\n" for head, text in parts)
+    return f"{begun}--{boundary}--\r\n".encode()
+
+
+async def a_batch(world: World, place: Place) -> str:
+    """The id of a new batch of the place."""
+    world.stack.say("said")
+    body = {"input_file_id": await a_file(world, place), "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    answer = await world.call("POST", "/v1/batches", bearer(place.keys["project_key"]), body=body)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["id"])
+
+
+async def a_message_batch(world: World, place: Place, *, ended: bool = False) -> str:
+    """The id of a new message batch of the place."""
+    world.stack.say("said")
+    headers = bearer(place.keys["project_key"]) | _VERSION
+    body = {"requests": [{"custom_id": "a", "params": _CHAT}]}
+    answer = await world.call("POST", "/v1/messages/batches", headers, body=body)
+    assert answer.status_code == 200, answer.text
+    name = str(answer.json()["id"])
+    while ended:
+        answer = await world.call("GET", f"/v1/messages/batches/{name}", headers)
+        if answer.json()["processing_status"] == "ended":
+            break
+        await asyncio.sleep(0.05)
+    return name
+
+
+@proof("create_file")
+async def _(world: World, place: Place) -> Call:
+    return Call(body=_form("boundary", "{}"), headers={"content-type": "multipart/form-data; boundary=boundary"})
+
+
+@proof("list_files")
+async def _(world: World, place: Place) -> Call:
+    return Call(tells=(await a_file(world, place),))
+
+
+@proof("retrieve_file", "download_file", "delete_file")
+async def _(world: World, place: Place) -> Call:
+    return Call({"file": await a_file(world, place)})
+
+
+@proof("create_batch")
+async def _(world: World, place: Place) -> Call:
+    world.stack.say("said")
+    body = {"input_file_id": await a_file(world, place), "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    return Call(body=body)
+
+
+@proof("list_batches")
+async def _(world: World, place: Place) -> Call:
+    return Call(tells=(await a_batch(world, place),))
+
+
+@proof("retrieve_batch", "cancel_batch")
+async def _(world: World, place: Place) -> Call:
+    return Call({"batch": await a_batch(world, place)})
+
+
+@proof("create_message_batch")
+async def _(world: World, place: Place) -> Call:
+    world.stack.say("said")
+    return Call(body={"requests": [{"custom_id": "a", "params": _CHAT}]}, headers=_VERSION)
+
+
+@proof("list_message_batches")
+async def _(world: World, place: Place) -> Call:
+    return Call(tells=(await a_message_batch(world, place),), headers=_VERSION)
+
+
+@proof("retrieve_message_batch", "cancel_message_batch")
+async def _(world: World, place: Place) -> Call:
+    return Call({"batch": await a_message_batch(world, place)}, headers=_VERSION)
+
+
+@proof("delete_message_batch", "download_message_batch_results")
+async def _(world: World, place: Place) -> Call:
+    return Call({"batch": await a_message_batch(world, place, ended=True)}, headers=_VERSION)
 
 
 @proof("create_completion")

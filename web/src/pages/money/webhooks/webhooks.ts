@@ -3,6 +3,10 @@
 /** The topics that messages have; an endpoint may subscribe to each. */
 export const TOPICS = [
   'balance.overdrawn',
+  'batch.cancelled',
+  'batch.completed',
+  'batch.expired',
+  'batch.failed',
   'budget.threshold',
   'invoice.drafted',
   'invoice.finalized',

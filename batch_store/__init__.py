@@ -1,0 +1,1 @@
+"""Batches of requests: which lines they have, who runs them, what came of each line, until their results are files."""

@@ -1,0 +1,231 @@
+"""Keeps the files of projects: who has which, how many bytes a project may keep, and until when.
+
+Ids of other projects are as unknown as ids that never were. A file whose project's data key was destroyed is gone: it
+opens no more, and is swept away with its row.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+from uuid import UUID
+
+from msgspec import Struct
+from sqlalchemy import Row, delete, exists, func, insert, or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from audit_log.record import record_change
+from file_store.blobs import Blobs
+from file_store.sealed_content import ContentReader, ContentWriter
+from file_store.tables import stored_file
+from prompt_cache.promise.scope_keys import ScopeKeys
+from prompt_cache.tables import cache_scope_key
+from response_store.sealing import ContentSeal, Unreadable
+from storage.database.base import new_id
+from storage.database.database import Database
+from storage.database.public_ids import public_id
+from storage.database.sql_arrays import one_of
+
+Purpose: TypeAlias = Literal["batch", "batch_output", "user_data", "message_batch"]
+HIDDEN: Purpose = "message_batch"
+"""The purpose of files that are a batch's own, which nobody lists or reads."""
+FORGOTTEN = 100
+"""Files that are removed at a time."""
+STRAY_S = 86_400.0
+"""A blob without a row that is as old as this belongs to an upload that came to no end."""
+_LOOKED_UP = 1000
+_SECOND = 1_000_000
+_OF = stored_file.c
+
+
+class QuotaExceeded(Exception):
+    """The project would keep more bytes than it may."""
+
+
+class StoredFile(Struct, frozen=True, kw_only=True):
+    """A file, without its content. Instants are microseconds since the Unix epoch."""
+
+    id: UUID
+    tenant_id: UUID
+    project_id: UUID
+    purpose: Purpose
+    filename: str
+    bytes: int
+    created_at: int
+    expires_at: int | None
+
+
+class NewFile(Struct, frozen=True, kw_only=True):
+    """A file whose content is written. `lifetime_s`: None for ever."""
+
+    id: UUID
+    tenant_id: UUID
+    project_id: UUID
+    purpose: Purpose
+    filename: str
+    bytes: int
+    lifetime_s: int | None
+
+
+class FileStore:
+    """The files of all projects. `keys` are the projects' data keys; a project may keep `quota` bytes."""
+
+    def __init__(self, database: Database, keys: ScopeKeys, blobs: Blobs, quota: int) -> None:
+        self.database = database
+        self.quota = quota
+        self._keys = keys
+        self._blobs = blobs
+
+    async def seal_of(self, tenant_id: UUID, project_id: UUID) -> ContentSeal:
+        """What seals a project's content. Raises ScopeKeyUnreadable, DatabaseUnavailable."""
+        return ContentSeal(await self._keys.load(tenant_id, project_id), project_id)
+
+    async def begin(self, tenant_id: UUID, project_id: UUID) -> tuple[UUID, ContentWriter]:
+        """A new file's id, and what writes its content. Raises ScopeKeyUnreadable, DatabaseUnavailable, OSError."""
+        identity = new_id()
+        seal = await self.seal_of(tenant_id, project_id)
+        return identity, ContentWriter(identity, seal, await self._blobs.create(identity.hex))
+
+    async def save(self, new: NewFile) -> StoredFile:
+        """Keep a file that was uploaded and whose content is durable. Raises QuotaExceeded, ScopeKeyUnreadable,
+        DatabaseUnavailable."""
+        seal = await self.seal_of(new.tenant_id, new.project_id)
+        async with self.database.transaction() as session:
+            await self.database.lock_rows_of(session, stored_file, new.project_id)
+            if await self._used(session, new.tenant_id, new.project_id) + new.bytes > self.quota:
+                raise QuotaExceeded
+            await self.insert(session, new, seal)
+            said = {"purpose": new.purpose, "bytes": new.bytes}
+            await record_change(session, "file.created", target="file", target_id=public_id("file", new.id),
+                                tenant_id=new.tenant_id, project_id=new.project_id, after=said)  # fmt: skip
+        found = await self.get(new.tenant_id, new.project_id, new.id)
+        assert found is not None, "it was written just now"
+        return found
+
+    async def insert(self, session: AsyncSession, new: NewFile, seal: ContentSeal) -> None:
+        """Write the row of a file that we made, in a transaction of the caller's."""
+        now = await self.database.now_in(session)
+        row = {
+            "id": new.id,
+            "tenant_id": new.tenant_id,
+            "project_id": new.project_id,
+            "key_generation": seal.generation,
+            "purpose": new.purpose,
+            "filename": seal.seal(new.filename.encode(), _name_of(new.id)),
+            "bytes": new.bytes,
+            "created_at": now,
+            "expires_at": None if new.lifetime_s is None else now + new.lifetime_s * _SECOND,
+        }
+        await session.execute(insert(stored_file).values(row))
+
+    async def get(self, tenant_id: UUID, project_id: UUID, id_: UUID) -> StoredFile | None:
+        """A project's file. Raises ScopeKeyUnreadable, DatabaseUnavailable."""
+        query = select(stored_file).where(_OF.id == id_, _OF.tenant_id == tenant_id, _OF.project_id == project_id)
+        async with self.database.reading() as session:
+            row = (await session.execute(query.where(self._alive()))).one_or_none()
+        return None if row is None else _opened(row, await self.seal_of(tenant_id, project_id))
+
+    async def page(
+        self,
+        tenant_id: UUID,
+        project_id: UUID,
+        *,
+        limit: int,
+        after: UUID | None = None,
+        purpose: str | None = None,
+        ascending: bool = False,
+    ) -> list[StoredFile]:
+        """A project's files but for hidden ones, the newest first or last, that follow `after`. Raises
+        ScopeKeyUnreadable, DatabaseUnavailable."""
+        query = select(stored_file).where(_OF.tenant_id == tenant_id, _OF.project_id == project_id, self._alive())
+        query = query.where(_OF.purpose != HIDDEN if purpose is None else _OF.purpose == purpose)
+        if after is not None:
+            query = query.where(_OF.id > after if ascending else _OF.id < after)
+        async with self.database.reading() as session:
+            order = _OF.id if ascending else _OF.id.desc()
+            rows = (await session.execute(query.order_by(order).limit(limit))).all()
+        seal = await self.seal_of(tenant_id, project_id)
+        return [found for row in rows if (found := _opened(row, seal)) is not None]
+
+    async def content(self, file: StoredFile) -> ContentReader:
+        """What reads a file's content. Raises ScopeKeyUnreadable, DatabaseUnavailable."""
+        seal = await self.seal_of(file.tenant_id, file.project_id)
+        return ContentReader(file.id, file.bytes, seal, self._blobs)
+
+    async def delete(self, tenant_id: UUID, project_id: UUID, id_: UUID) -> bool:
+        """Delete a project's file; False if there is none. Raises DatabaseUnavailable, OSError."""
+        own = (_OF.id == id_, _OF.tenant_id == tenant_id, _OF.project_id == project_id)
+        async with self.database.transaction() as session:
+            gone = (await session.execute(delete(stored_file).where(*own).returning(_OF.id))).all()
+            if gone:
+                await record_change(session, "file.deleted", target="file", target_id=public_id("file", id_),
+                                    tenant_id=tenant_id, project_id=project_id)  # fmt: skip
+        if gone:
+            await self._blobs.remove(id_.hex)
+        return bool(gone)
+
+    async def discard(self, id_: UUID) -> None:
+        """Remove the content of a file that has no row. Raises OSError."""
+        await self._blobs.remove(id_.hex)
+
+    async def used_bytes(self, tenant_id: UUID, project_id: UUID) -> int:
+        """How much a project keeps. Raises DatabaseUnavailable."""
+        async with self.database.reading() as session:
+            return await self._used(session, tenant_id, project_id)
+
+    async def forget(self) -> int:
+        """Remove files that have expired, or whose project's data key was destroyed, FORGOTTEN at a time, and blobs
+        that no row names; how many. Raises DatabaseUnavailable, OSError."""
+        # all tenants: time passes for everybody
+        key = cache_scope_key.c
+        living = (key.project_id == _OF.project_id, key.generation == _OF.key_generation, key.wrapped_key.is_not(None))
+        over = or_(_OF.expires_at <= self.database.clock, ~exists().where(*living))
+        async with self.database.transaction() as session:
+            ids = list((await session.execute(select(_OF.id).where(over).limit(FORGOTTEN))).scalars())
+            if ids:
+                await session.execute(delete(stored_file).where(one_of(self.database, _OF.id, ids)))
+        for identity in ids:
+            await self._blobs.remove(identity.hex)
+        return len(ids) + await self._remove_strays()
+
+    async def _remove_strays(self) -> int:
+        names = await self._blobs.names_before(STRAY_S)
+        removed = 0
+        for begin in range(0, len(names), _LOOKED_UP):
+            looked_up = names[begin : begin + _LOOKED_UP]
+            # all tenants: a blob's name says not whose it is
+            async with self.database.reading() as session:
+                known = one_of(self.database, _OF.id, [UUID(name) for name in looked_up])
+                ids = {identity.hex for identity in (await session.execute(select(_OF.id).where(known))).scalars()}
+            for name in looked_up:
+                if name not in ids and removed < FORGOTTEN:
+                    await self._blobs.remove(name)
+                    removed += 1
+        return removed
+
+    async def _used(self, session: AsyncSession, tenant_id: UUID, project_id: UUID) -> int:
+        kept = select(func.sum(_OF.bytes)).where(_OF.tenant_id == tenant_id, _OF.project_id == project_id)
+        return int((await session.execute(kept)).scalar() or 0)
+
+    def _alive(self) -> Any:
+        return or_(_OF.expires_at.is_(None), _OF.expires_at > self.database.clock)
+
+
+def _opened(row: Row[Any], seal: ContentSeal) -> StoredFile | None:
+    try:
+        filename = seal.open(row.filename, _name_of(row.id)).decode()
+    except Unreadable:
+        return None
+    return StoredFile(
+        id=row.id,
+        tenant_id=row.tenant_id,
+        project_id=row.project_id,
+        purpose=row.purpose,
+        filename=filename,
+        bytes=row.bytes,
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+    )
+
+
+def _name_of(id_: UUID) -> bytes:
+    return id_.bytes + b"filename"

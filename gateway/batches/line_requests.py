@@ -1,0 +1,121 @@
+"""Runs a line of a batch as what it is: a request to the route that it names, of the key that ordered the batch.
+
+The route's own handler reads, limits, holds, runs and answers it; there is only no client. Its id and its lane are the
+batch's, and it ends early when the batch is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+from litestar import Request
+from litestar.handlers import HTTPRouteHandler
+from litestar.types import Message
+from msgspec import Struct
+
+from gateway.dialects.anthropic.messages_request import VERSIONS
+from gateway.errors import ClientLeft, GatewayError, Interrupted, NotAuthenticated, Unavailable
+from gateway.http.responses import VERSION_HEADER, error_response
+from gateway.request_context import public_name, request_context
+from storage.database.database import DatabaseUnavailable
+from tenancy.authenticator import AuthenticationFailed, Authenticator
+
+_OK = 200
+
+
+class LineAnswer(Struct, frozen=True):
+    """How a line was answered. `failure`: why it was not run, or failed."""
+
+    status: int
+    body: bytes
+    request: str
+    failure: GatewayError | None = None
+
+
+class LineRequests:
+    """Runs lines. `handlers` are those of the routes, by path: the application sets them."""
+
+    def __init__(self, authenticator: Authenticator) -> None:
+        self.handlers: Mapping[str, HTTPRouteHandler] = {}
+        self._authenticator = authenticator
+
+    async def answer(self, key: str, path: str, body: bytes, request_id: UUID, gone: asyncio.Event) -> LineAnswer:
+        """The answer to a request with this body. `key`: the public id of who asks; when `gone` is set nobody waits for
+        the answer any more. Raises nothing but CancelledError."""
+        handler = self.handlers[path]
+        messages: list[Message] = []
+
+        async def send(message: Message) -> None:
+            messages.append(message)
+
+        scope = _scope(path, len(body), handler)
+        context = request_context(scope)
+        context.id, context.lane = request_id, "batch"
+        request: Request[Any, Any, Any] = Request(scope, receive=_Receive(body, gone), send=send)
+        try:
+            context.principal = await self._authenticator.holder(key)
+            app = await handler.fn(request)
+            await app(scope, request.receive, send)
+        except AuthenticationFailed:
+            return _failed(request, NotAuthenticated("The key of this batch was revoked, or has expired."))
+        except DatabaseUnavailable:
+            return _failed(request, Unavailable("The database is unavailable."))
+        except Exception as error:
+            return _failed(request, error)
+        status = next(message["status"] for message in messages if message["type"] == "http.response.start")
+        content = b"".join(message.get("body", b"") for message in messages if message["type"] == "http.response.body")
+        left = None if status == _OK else ClientLeft("Nobody waits for this line.")
+        return LineAnswer(status, content, public_name(request_id), left)
+
+
+class _Receive:
+    """What the handler receives: the body, and in the end that nobody waits."""
+
+    def __init__(self, body: bytes, gone: asyncio.Event) -> None:
+        self._body: bytes | None = body
+        self._gone = gone
+
+    async def __call__(self) -> Any:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+
+def _failed(request: Request[Any, Any, Any], error: Exception) -> LineAnswer:
+    response = error_response(request, error)
+    failure = error if isinstance(error, GatewayError) else Interrupted("The gateway failed while it ran the request.")
+    return LineAnswer(
+        response.status_code or failure.status, response.content, request_context(request.scope).name, failure
+    )
+
+
+def _scope(path: str, size: int, handler: HTTPRouteHandler) -> Any:
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(size).encode()),
+        (VERSION_HEADER.encode(), VERSIONS[0].encode()),
+    ]
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "scheme": "http",
+        "method": "POST",
+        "path": path,
+        "path_template": path,
+        "path_params": {},
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": headers,
+        "client": None,
+        "server": None,
+        "extensions": {},
+        "state": {},
+        "route_handler": handler,
+    }
