@@ -15,6 +15,7 @@ from uuid import UUID
 import msgspec
 
 from billing.calendar import check_period
+from billing.exports.account import ACCOUNT
 from billing.exports.costs import COSTS
 from billing.exports.datasets import Dataset, ExportQuery, ExportSnapshot, InvalidExport, Row
 from billing.exports.datev import DATEV
@@ -44,6 +45,7 @@ DATASETS: dict[str, Dataset] = {
         REVENUE,
         DEFERRED,
         AGEING,
+        ACCOUNT,
         COST_AND_USAGE,
         INVOICE_DETAIL,
         BILLING_PERIOD,

@@ -58,7 +58,7 @@ from tests.billing.money import Tenant, event
 FOLDER = Path(__file__).parent
 MONTHS = ("2026-10", "2026-11")
 DATASETS = (
-    *("usage", "costs", "invoices", "journal", "general-ledger", "datev", "revenue", "deferred", "ageing"),
+    *("usage", "costs", "invoices", "journal", "general-ledger", "datev", "revenue", "deferred", "ageing", "account"),
     *("focus", "focus-invoices", "focus-periods"),
 )
 
