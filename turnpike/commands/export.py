@@ -22,7 +22,7 @@ def add_arguments(parser: CommandParser) -> None:
         "dataset",
         metavar="DATASET",
         help="usage, costs, invoices, journal, general-ledger, datev, revenue, deferred, ageing, account, "
-        "focus, focus-invoices, focus-periods",
+        "focus, focus-invoices, focus-periods, focus-commitments",
     )
     parser.add_argument("--period", help="month such as 2026-11; default: this month (UTC)")
     parser.add_argument("--tenant", help="one tenant alone")

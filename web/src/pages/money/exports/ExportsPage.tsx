@@ -32,6 +32,7 @@ const DATASETS = [
   { value: 'focus', label: 'FOCUS: cost and usage' },
   { value: 'focus-invoices', label: 'FOCUS: invoice detail' },
   { value: 'focus-periods', label: 'FOCUS: billing period' },
+  { value: 'focus-commitments', label: 'FOCUS: contract commitments' },
 ];
 const FORMATS = ['csv', 'jsonl', 'parquet', 'xlsx'];
 const TONES: Record<string, 'good' | 'waiting' | 'bad' | 'neutral'> = {
