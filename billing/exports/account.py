@@ -155,7 +155,7 @@ class _Documents:
                 found._of[one] = ("payment", str(number), reference)
         disputed = select(dispute.id, dispute.provider_id).where(dispute.tenant_id == tenant_id)
         for identity, provider_id in await session.execute(disputed):
-            for step in ("withdrawn", "won"):
+            for step in ("withdrawn", "won", "won:used"):
                 found._of[uuid5(identity, step)] = ("dispute", "", provider_id)
         return found
 

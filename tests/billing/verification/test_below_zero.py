@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from billing.accounts.balances import Balances
-from billing.accounts.money_back import charge_back
+from billing.accounts.money_back import ChargedBack, charge_back
 from billing.prices import PriceCatalog
 from billing.reservation.hold_service import HoldService
 from billing.settlement.settlement import settle
@@ -37,7 +37,7 @@ async def _take_back(tenant: Tenant) -> None:
     grants = [one.id for one in await Balances(tenant.database).grants(tenant.id)]
     async with tenant.database.transaction() as session:
         taken = await charge_back(tenant.database, session, tenant.id, grants[0], TEN, identity=new_id(), memo="d")
-    assert taken == TEN
+    assert taken == ChargedBack(used=TEN)
 
 
 @pytest.mark.both_databases
