@@ -104,9 +104,11 @@ def encoded(value: Any, row_sha256: str | None = None) -> str | None:
     return json.encode(plain, order="sorted").decode()
 
 
-def _plain(value: Any) -> str:
+def _plain(value: Any) -> str | int:
     if isinstance(value, UUID):  # the driver's class of ids
         return str(value)
+    if isinstance(value, int):  # such as an instant that a route has read
+        return int(value)
     raise TypeError(f"the audit log cannot keep a {type(value).__name__}")
 
 

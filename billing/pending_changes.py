@@ -34,9 +34,9 @@ _MOST_ARGUMENTS = 32_768
 """Characters of arguments that an entry repeats; of longer ones it has the digest alone."""
 State: TypeAlias = Literal["pending", "approved", "withdrawn"]
 ChangeKind: TypeAlias = Literal[
-    "terms.set", "grant.create", "credit_line.set", "credit_note.issue", "platform_setting.set"
+    "terms.set", "grant.create", "credit_line.set", "credit_note.issue", "platform_setting.set", "seller.set"
 ]
-"""What takes two. Another kind, such as a payee's account, is a name here and an entry in `billing.approvals.kinds`."""
+"""What takes two. Another kind is a name here and an entry in `billing.approvals.kinds`."""
 
 
 class ApprovalRefused(ReportedError):

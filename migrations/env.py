@@ -15,6 +15,7 @@ import file_store.tables
 import prompt_cache.tables
 import response_store.tables
 import storage.database.outbox
+import storage.database.test_clock
 import tenancy.tables
 import tenancy.users.tables
 import waterfall.tables
@@ -44,6 +45,7 @@ ROOMS = (
     prompt_cache.tables,
     response_store.tables,
     storage.database.outbox,
+    storage.database.test_clock,
     tenancy.users.tables,
     waterfall.tables,
     webhooks.tables,

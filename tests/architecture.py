@@ -222,6 +222,7 @@ AUDITED_TABLES = frozenset(
         *("user_account", "credential", "membership", "pending_change", "rate_limit"),
         *("payment_customer", "auto_top_up", "top_up", "pushed_document", "cash_receipt", "payment_refund"),
         *("payment_dispute", "finance_task"),
+        "test_clock",
     )
 )
 """Tables that say something of money, access, sharing or prices that people decide: whoever writes one records it."""

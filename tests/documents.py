@@ -40,6 +40,11 @@ def python_programs() -> list[Program]:
     ]
 
 
+def blocks(text: str, language: str) -> list[str]:
+    """The fenced blocks of a page in a language, in their order."""
+    return [block for found, block in _FENCED.findall(text) if found == language]
+
+
 def commands(text: str) -> list[str]:
     """The commands of ours in a page, without `turnpike`, and without what the shell does with their output."""
     lines = [line for _, block in _FENCED.findall(text) for line in block.replace("\\\n", " ").splitlines()]

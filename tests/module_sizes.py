@@ -47,6 +47,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     "a general mechanism that several rooms or folders use": (
         "storage/database/keyring.py",
         *("storage/backoff.py", "storage/free_text.py", "storage/database/clock.py", "storage/database/outbox.py"),
+        "storage/database/test_clock.py",
         *("storage/database/sql_arrays.py", "engine/scheduling/lazy_heap.py"),
         "gateway/recovery/background_tasks.py",
         "engine/execution/stopwatch.py",

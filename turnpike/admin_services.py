@@ -19,6 +19,8 @@ from msgspec import Struct
 
 from storage.database import migrate
 from storage.database.database import STATEMENT_S, Database
+from storage.database.test_clock import follow_test_clock
+from storage.reported_error import ReportedError
 from turnpike.settings import secrets
 from turnpike.settings.data_folder import check_data, prepare_data_folder, read_secrets
 from turnpike.settings.secrets import Secrets
@@ -47,6 +49,15 @@ if TYPE_CHECKING:
     from webhooks.endpoints import WebhookEndpoints
 
 
+class LiveKeyInSandbox(ReportedError):
+    """A sandbox was to collect real money."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "stripe_file: this installation is a sandbox, whose time is moved by hand: it takes a key of test mode"
+        )
+
+
 class SpoolFolder(Struct, frozen=True):
     """What a command knows of a gateway's spool."""
 
@@ -64,6 +75,8 @@ class AdminServices:
         self.settings = settings
         self.database = database
         self.secrets = keys
+        self.is_sandbox = False
+        """Whether its time is moved by hand (`billing.periods.sandbox_clock`)."""
 
     async def close(self) -> None:
         """Close what was made. The database stays open."""
@@ -201,8 +214,11 @@ class AdminServices:
 
     @cached_property
     def payments(self) -> PaymentProvider | None:
-        """Who collects money; None if nobody does. Raises CredentialsError."""
-        return payment_provider(self.settings)
+        """Who collects money; None if nobody does. Raises CredentialsError, LiveKeyInSandbox."""
+        provider = payment_provider(self.settings)
+        if provider is not None and provider.livemode and self.is_sandbox:
+            raise LiveKeyInSandbox
+        return provider
 
     async def tenant_names(self) -> dict[UUID, str]:
         """The names of all tenants."""
@@ -305,6 +321,7 @@ async def open_admin_services(
     database.keyring = keys.keyring
     admin = AdminServices(settings, database, keys)
     try:
+        admin.is_sandbox = await follow_test_clock(database)
         yield admin
     finally:
         await admin.close()

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from billing.accounts.balances import Balances, CreditLine
 from billing.invoices.advances import top_ups
 from billing.invoices.credit_notes import CreditArguments, credit_in
+from billing.invoices.parties.store import Parties, SellerArguments
 from billing.money import format_pico
 from billing.pending_changes import ApprovalRefused, ChangeKind, PendingChange
 from billing.platform_settings import PlatformSettings
@@ -21,7 +22,13 @@ from billing.transaction.money_transaction import Grant
 from storage.database.database import Database
 
 Needed: TypeAlias = Literal[
-    "approvals.decide", "terms.write", "balance.write", "invoices.write", "platform.write", "prices.approve"
+    "approvals.decide",
+    "terms.write",
+    "balance.write",
+    "invoices.write",
+    "sellers.write",
+    "platform.write",
+    "prices.approve",
 ]
 """A permission, at the platform, of whoever approves."""
 
@@ -40,11 +47,13 @@ class Makers(Struct, frozen=True):
     contracts: Contracts
     balances: Balances
     platform: PlatformSettings
+    parties: Parties
 
     @classmethod
     def of(cls, database: Database, prices: PriceCatalog) -> Makers:
         """Those that work on this database."""
-        return cls(database, Contracts(database, prices), top_ups(database), PlatformSettings(database))
+        return cls(database, Contracts(database, prices), top_ups(database), PlatformSettings(database),
+                   Parties(database))  # fmt: skip
 
 
 class Kind(Struct, frozen=True):
@@ -88,11 +97,17 @@ async def _set(makers: Makers, session: AsyncSession, change: PendingChange, arg
     return f"{arguments.name}: {arguments.value}"
 
 
+async def _set_seller(makers: Makers, session: AsyncSession, change: PendingChange, arguments: SellerArguments) -> str:
+    await makers.parties.set_seller_in(session, arguments, change.reason)
+    return f"seller {arguments.seller.id}"
+
+
 KINDS: Mapping[ChangeKind, Kind] = {
     "terms.set": Kind("terms.write", TermsArguments, _set_terms, _check_terms),
     "grant.create": Kind("balance.write", Grant, _grant),
     "credit_line.set": Kind("balance.write", CreditLine, _set_line),
     "credit_note.issue": Kind("invoices.write", CreditArguments, _credit),
+    "seller.set": Kind("sellers.write", SellerArguments, _set_seller),
     "platform_setting.set": Kind("platform.write", SettingArguments, _set),
 }
 """Every kind. One more is an entry here, and a call of `propose_if_needed` where the change is made."""

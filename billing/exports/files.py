@@ -15,9 +15,11 @@ from uuid import UUID
 import msgspec
 
 from billing.calendar import check_period
+from billing.exports.account import ACCOUNT
 from billing.exports.costs import COSTS
 from billing.exports.datasets import Dataset, ExportQuery, ExportSnapshot, InvalidExport, Row
 from billing.exports.datev import DATEV
+from billing.exports.focus.commitments import CONTRACT_COMMITMENT
 from billing.exports.focus.cost_and_usage import COST_AND_USAGE
 from billing.exports.focus.invoice_detail import BILLING_PERIOD, INVOICE_DETAIL
 from billing.exports.formats.writers import FORMATS, Format, Writer, open_writer
@@ -44,9 +46,11 @@ DATASETS: dict[str, Dataset] = {
         REVENUE,
         DEFERRED,
         AGEING,
+        ACCOUNT,
         COST_AND_USAGE,
         INVOICE_DETAIL,
         BILLING_PERIOD,
+        CONTRACT_COMMITMENT,
     )
 }
 """Every dataset by name. A new export is a Dataset in a module of its own, named here."""

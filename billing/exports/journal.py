@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
+from uuid import UUID
 
-from sqlalchemy import and_, or_, select
+from sqlalchemy import ColumnElement, and_, or_, select
 
 from billing.calendar import period_bounds
 from billing.exports.datasets import Column, Dataset, ExportQuery, ExportSnapshot, InvalidExport, Row
@@ -57,6 +58,26 @@ def parse_account_codes(text: str) -> dict[str, str]:
     return codes
 
 
+def of_tenant(wanted: ExportQuery, tenant: ColumnElement[UUID]) -> list[ColumnElement[bool]]:
+    """That a row is of the tenant whose rows are wanted."""
+    # all tenants: without a tenant this exports the whole installation
+    return [] if wanted.tenant_id is None else [tenant == wanted.tenant_id]
+
+
+def of_month(period: str) -> ColumnElement[bool]:
+    """The month's transactions: what belongs to its period, and else what was posted in it."""
+    first, after = period_bounds(period)
+    txn = ledger_txn.c  # all tenants: a condition of a query that says whose
+    return or_(txn.period == period, and_(txn.period == "", txn.posted_at >= first, txn.posted_at < after))
+
+
+def before_month(period: str) -> ColumnElement[bool]:
+    """The transactions of all months before it."""
+    first, _ = period_bounds(period)
+    txn = ledger_txn.c  # all tenants: a condition of a query that says whose
+    return or_(and_(txn.period != "", txn.period < period), and_(txn.period == "", txn.posted_at < first))
+
+
 async def _rows(snapshot: ExportSnapshot, wanted: ExportQuery) -> AsyncIterator[Sequence[Row]]:
     first, after = period_bounds(wanted.period)
     txn, entry = ledger_txn.c, ledger_entry.c
@@ -66,16 +87,9 @@ async def _rows(snapshot: ExportSnapshot, wanted: ExportQuery) -> AsyncIterator[
             entry.debit, entry.credit, entry.amount_pico,
         )
         .join(ledger_entry, entry.txn_id == txn.id)
-        .where(
-            or_(
-                txn.period == wanted.period,
-                and_(txn.period == "", txn.posted_at >= first, txn.posted_at < after),
-            )
-        )
+        .where(of_month(wanted.period), *of_tenant(wanted, txn.tenant_id))
         .order_by(txn.tenant_id, txn.posted_at, txn.id, entry.seq)
     )  # fmt: skip
-    if wanted.tenant_id is not None:  # else all tenants: the books of the whole installation
-        query = query.where(txn.tenant_id == wanted.tenant_id)
     codes = ACCOUNT_CODES | dict(wanted.account_codes)
     async for portion in snapshot.portions(query):
         rows: list[Row] = []

@@ -11,12 +11,13 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import date
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, and_, func, or_, select
+from sqlalchemy import ColumnElement, func, select
 
 from billing.calendar import period_bounds
 from billing.events.rollups import LIMB
 from billing.exports.datasets import Column, Dataset, ExportQuery, ExportSnapshot, Row
 from billing.exports.invoices import midnight
+from billing.exports.journal import before_month, of_month, of_tenant
 from billing.money import minor_to_pico
 from billing.tables.invoices import ISSUED, invoice, invoice_payment
 from billing.tables.money import ledger_entry, ledger_txn, price_version, rollup_hour
@@ -38,7 +39,7 @@ async def _revenue(snapshot: ExportSnapshot, wanted: ExportQuery) -> AsyncIterat
     used = (
         select(*groups, func.sum(rollup.cost_high), func.sum(rollup.cost_low))
         .join(price_version, price_version.c.id == rollup.price_version)
-        .where(rollup.period == wanted.period, *_own(wanted, rollup.tenant_id))
+        .where(rollup.period == wanted.period, *of_tenant(wanted, rollup.tenant_id))
         .group_by(*groups)
         .order_by(rollup.tenant_id, snapshot.in_order(rollup.model), price_version.c.currency)
     )
@@ -48,7 +49,7 @@ async def _revenue(snapshot: ExportSnapshot, wanted: ExportQuery) -> AsyncIterat
              int(high) * LIMB + int(low))
             for tenant, model, currency, high, low in portion
         ]  # fmt: skip
-    sums = await _sums(snapshot, wanted, _EARNED, _of_month(wanted))
+    sums = await _sums(snapshot, wanted, _EARNED, of_month(wanted.period))
     yield [
         (wanted.period, tenant, wanted.names.tenants.get(tenant), account, None, currency, credit - debit)
         for (tenant, account, currency), (debit, credit) in sorted(sums.items())
@@ -57,8 +58,8 @@ async def _revenue(snapshot: ExportSnapshot, wanted: ExportQuery) -> AsyncIterat
 
 
 async def _owed_in_service(snapshot: ExportSnapshot, wanted: ExportQuery) -> AsyncIterator[Sequence[Row]]:
-    opening = await _sums(snapshot, wanted, _OWED, _before_month(wanted))
-    moved = await _sums(snapshot, wanted, _OWED, _of_month(wanted))
+    opening = await _sums(snapshot, wanted, _OWED, before_month(wanted.period))
+    moved = await _sums(snapshot, wanted, _OWED, of_month(wanted.period))
     rows = []
     for key in sorted(opening.keys() | moved.keys()):
         tenant, account, currency = key
@@ -86,7 +87,7 @@ async def _ageing(snapshot: ExportSnapshot, wanted: ExportQuery) -> AsyncIterato
     )
     query = (
         select(row.tenant_id, row.number, row.issued, row.due, row.currency, row.payable, paid, credited)
-        .where(ISSUED, row.issued < end.isoformat(), *_own(wanted, row.tenant_id))
+        .where(ISSUED, row.issued < end.isoformat(), *of_tenant(wanted, row.tenant_id))
         .order_by(row.tenant_id, row.issued, row.id)
     )
     async for portion in snapshot.portions(query):
@@ -111,30 +112,12 @@ async def _sums(
     for side in (entry.debit, entry.credit):
         groups = (entry.tenant_id, side, entry.currency)
         query = select(*groups, func.sum(entry.amount_pico)).join_from(ledger_entry, ledger_txn, entry.txn_id == txn.id)
-        query = query.where(side.in_(accounts), when, *_own(wanted, entry.tenant_id)).group_by(*groups)
+        query = query.where(side.in_(accounts), when, *of_tenant(wanted, entry.tenant_id)).group_by(*groups)
         for tenant, account, currency, pico in await snapshot.session.execute(query):
             debit, credit = sums[tenant, account, currency]
             both = (debit + int(pico), credit) if side is entry.debit else (debit, credit + int(pico))
             sums[tenant, account, currency] = both
     return sums
-
-
-def _own(wanted: ExportQuery, tenant: ColumnElement[UUID]) -> list[ColumnElement[bool]]:
-    # all tenants: without a tenant this exports the whole installation
-    return [] if wanted.tenant_id is None else [tenant == wanted.tenant_id]
-
-
-def _of_month(wanted: ExportQuery) -> ColumnElement[bool]:
-    first, after = period_bounds(wanted.period)
-    txn = ledger_txn.c  # all tenants: a condition of a query that says whose
-    return or_(txn.period == wanted.period, and_(txn.period == "", txn.posted_at >= first, txn.posted_at < after))
-
-
-def _before_month(wanted: ExportQuery) -> ColumnElement[bool]:
-    first, _ = period_bounds(wanted.period)
-    txn = ledger_txn.c  # all tenants: a condition of a query that says whose
-    earlier = and_(txn.period != "", txn.period < wanted.period)
-    return or_(earlier, and_(txn.period == "", txn.posted_at < first))
 
 
 REVENUE = Dataset(

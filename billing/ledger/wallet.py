@@ -293,11 +293,11 @@ class Wallet:
             entries.append(Entry("invoiced", grant.account, pico, one))
         return entries
 
-    def charge_back(self, grant_id: UUID, pico: int) -> list[Entry]:
+    def charge_back(self, grant_id: UUID, pico: int, unit: int = 1) -> list[Entry]:
         """Take back the money of a grant that its payer took back, whether it was used or not: what is left of it goes,
-        and usage that it had paid for is owed again. At most what is left and used of it."""
+        in whole units, and usage that it had paid for is owed again. At most what is left and used of it."""
         grant = self._grants[grant_id]
-        left = min(pico, grant.remaining)
+        left = min(pico, grant.remaining) // unit * unit
         owed = min(pico - left, grant.used)
         entries = [self._lose(grant, left, "clearing")] if left else []
         if owed:

@@ -11,11 +11,10 @@ from typing import Any
 from uuid import UUID, uuid5
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.accounts.balances import settle_payment
-from billing.accounts.money_back import charge_back
 from billing.integrity.canonical_json import canonical
 from billing.integrity.recorded_tables import DISPUTES
 from billing.invoices.collection import payment_id_of
@@ -23,11 +22,12 @@ from billing.invoices.store import lock_invoice
 from billing.money import format_minor, minor_to_pico, minor_unit
 from billing.payments.auto_top_ups import AutoTopUps
 from billing.payments.cash import payment_reference, receipt_id
-from billing.payments.credit import grants_of
+from billing.payments.credit import grants_of, put_in, take_for_bank
 from billing.payments.notices import DISPUTED
 from billing.payments.provider import DisputeFact, MoneyIn
 from billing.payments.recording import change_recorded, insert_recorded
 from billing.payments.tasks import add_task
+from billing.tables.money import ledger_entry, ledger_txn
 from billing.tables.payments import cash_receipt, payment_dispute
 from billing.transaction.money_transaction import Grant
 from storage.database.base import new_id
@@ -129,12 +129,12 @@ class Disputes:
         """Take from the tenant's balance what the bank took from us; returns how much, in minor units."""
         if row.tenant_id is None:
             return 0
-        left = pico = minor_to_pico(fact.amount, fact.currency)
-        identity, memo = uuid5(row.id, "withdrawn"), f"dispute {fact.id}"
+        left, unit, identity, memo = fact.amount, minor_unit(fact.currency), uuid5(row.id, "withdrawn"), _memo(fact)
         for place, grant in enumerate(await self._grants_of(session, row)):
             one = uuid5(identity, str(grant)) if place else identity
-            left -= await charge_back(self._database, session, row.tenant_id, grant, left, identity=one, memo=memo)
-        return (pico - left) // minor_unit(fact.currency)
+            taken = await take_for_bank(self._database, session, one, row.tenant_id, grant, left, fact.currency, memo)
+            left -= (taken.left + taken.used) // unit + taken.vat
+        return fact.amount - left
 
     async def _grants_of(self, session: AsyncSession, row: Any) -> Sequence[UUID]:
         """The grants of the money that is disputed: of a top-up, or of the usage that an invoice was paid for."""
@@ -150,9 +150,24 @@ class Disputes:
         return [payment_id_of(record, payment_reference(money))]
 
     async def _put_back(self, session: AsyncSession, row: Any) -> None:
-        pico = minor_to_pico(row.moved, row.currency)
-        won = Grant(uuid5(row.id, "won"), row.tenant_id, pico, row.currency, "paid", "a dispute that was won")
-        await settle_payment(self._database, session, won)
+        """Put back what left the balance: what was used pays what is owed again, the rest is credit, with its VAT."""
+        entry, txn = ledger_entry.c, ledger_txn.c
+        identity, unit = uuid5(row.id, "withdrawn"), minor_unit(row.currency)
+        steps = [identity, *(uuid5(identity, str(one)) for one in (await self._grants_of(session, row))[1:])]
+        query = select(func.sum(entry.amount_pico)).join_from(ledger_entry, ledger_txn, entry.txn_id == txn.id)
+        query = query.where(txn.tenant_id == row.tenant_id, txn.id.in_(steps), entry.debit == "receivable")
+        used = int(await session.scalar(query) or 0) // unit
+        memo = "a dispute that was won"
+        if rest := row.moved - used:
+            await put_in(self._database, session, uuid5(row.id, "won"), row.tenant_id, rest, row.currency, memo)
+        if used:
+            pico = minor_to_pico(used, row.currency)
+            won = Grant(uuid5(row.id, "won:used"), row.tenant_id, pico, row.currency, "paid", memo)
+            await settle_payment(self._database, session, won)
+
+
+def _memo(fact: DisputeFact) -> str:
+    return f"dispute {fact.id}"
 
 
 def _shown(fact: DisputeFact) -> str:

@@ -21,8 +21,8 @@ async def check_advances(audit: AuditContext) -> None:
     """Invoices deduct no more of an advance than its credit paid for, and no more VAT than was charged; refunds of its
     credit have credit notes; and what was drawn from credit is what invoices say."""
     # all tenants: an audit checks the whole installation
-    drawn = await _check_drawn(audit)
-    refunded = await _refunded(audit)
+    await _check_drawn(audit)
+    refunded, expired = await _lost(audit, "refund", "clearing"), await _lost(audit, "expiry", "breakage")
     deducted, taxes = await _deducted(audit)
     notes: dict[UUID, tuple[int, int]] = defaultdict(lambda: (0, 0))
     credited = select(invoice.c.corrects, func.sum(invoice.c.net), func.sum(invoice.c.tax))
@@ -32,20 +32,29 @@ async def check_advances(audit: AuditContext) -> None:
     row, payment = invoice.c, invoice_payment.c
     query = (
         select(
-            row.id, row.number, row.currency, row.net, row.tax, payment.id, grant.c.amount_pico, grant_balance.c.used
+            row.id,
+            row.number,
+            row.currency,
+            row.net,
+            row.tax,
+            payment.id,
+            grant.c.amount_pico,
+            func.coalesce(grant_balance.c.used, 0) + func.coalesce(grant_balance.c.gone, 0),
         )
         .join_from(invoice, invoice_payment, payment.invoice_id == row.id, isouter=True)
         .join(grant, grant.c.id == payment.id, isouter=True)
         .join(grant_balance, grant_balance.c.grant_id == payment.id, isouter=True)
         .where(row.kind == "advance", row.state != "draft")
     )
-    for id_, number, currency, net, tax, grant_id, amount, used in await audit.session.execute(query):
+    for id_, number, currency, net, tax, grant_id, amount, taken in await audit.session.execute(query):
         unit = minor_unit(currency)
         if amount != net * unit:
             audit.report(_ADVANCE, id_, f"{number}: its net is {net} minor units, its credit {amount}")
             continue
-        if deducted[id_] > used + drawn[grant_id]:
-            detail = f"{number}: {deducted[id_]} were deducted, {used + drawn[grant_id]} were used"
+        # What was drawn is gone too, and so is what was used before the payer's bank took it: it is owed again.
+        used = int(taken) - refunded[grant_id] - expired[grant_id]
+        if deducted[id_] > used:
+            detail = f"{number}: {deducted[id_]} were deducted, {used} were used"
             audit.report(_ADVANCE, id_, detail)
         note_net, note_tax = notes[id_]
         if taxes[id_] + note_tax > tax:
@@ -70,16 +79,14 @@ async def _deducted(audit: AuditContext) -> tuple[dict[UUID, int], dict[UUID, in
     return pico, taxes
 
 
-async def _check_drawn(audit: AuditContext) -> dict[UUID, int]:
-    """What was drawn from each grant, in pico-units. By tenant and period it is what the invoices say."""
+async def _check_drawn(audit: AuditContext) -> None:
+    """What was drawn from each tenant's grants is what its invoices say."""
     entry, txn = ledger_entry.c, ledger_txn.c
     amount = func.sum(case((entry.credit == "invoiced", entry.amount_pico), else_=-entry.amount_pico))
-    query = select(entry.tenant_id, entry.grant_id, amount).join(ledger_txn, txn.id == entry.txn_id)
-    by_grant: dict[UUID, int] = defaultdict(int)
+    query = select(entry.tenant_id, amount).join(ledger_txn, txn.id == entry.txn_id)
     by_tenant: dict[UUID, int] = defaultdict(int)
-    query = query.where(txn.kind == "draw").group_by(entry.tenant_id, entry.grant_id)
-    for tenant, grant_id, pico in await audit.session.execute(query):
-        by_grant[grant_id] += int(pico)
+    query = query.where(txn.kind == "draw").group_by(entry.tenant_id)
+    for tenant, pico in await audit.session.execute(query):
         by_tenant[tenant] += int(pico)
     said = select(invoice.c.tenant_id, invoice.c.currency, func.sum(invoice.c.drawn)).where(ISSUED)
     for tenant, currency, drawn in await audit.session.execute(said.group_by(invoice.c.tenant_id, invoice.c.currency)):
@@ -87,15 +94,14 @@ async def _check_drawn(audit: AuditContext) -> dict[UUID, int]:
     for tenant, difference in by_tenant.items():
         if difference:
             audit.report(_DRAWN, tenant, f"the ledger has {difference} pico-units more than the invoices")
-    return by_grant
 
 
-async def _refunded(audit: AuditContext) -> dict[UUID, int]:
-    """What was refunded of each grant, in pico-units."""
+async def _lost(audit: AuditContext, kind: str, to: str) -> dict[UUID, int]:
+    """What of each grant was refunded, or has expired, in pico-units."""
     entry, txn = ledger_entry.c, ledger_txn.c  # all tenants: an audit checks the whole installation
     query = select(entry.grant_id, func.sum(entry.amount_pico)).join(ledger_txn, txn.id == entry.txn_id)
-    refunded: dict[UUID, int] = defaultdict(int)
-    query = query.where(txn.kind == "refund", entry.credit == "clearing").group_by(entry.grant_id)
+    lost: dict[UUID, int] = defaultdict(int)
+    query = query.where(txn.kind == kind, entry.credit == to).group_by(entry.grant_id)
     for grant_id, pico in await audit.session.execute(query):
-        refunded[grant_id] = int(pico)
-    return refunded
+        lost[grant_id] = int(pico)
+    return lost

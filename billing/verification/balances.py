@@ -6,7 +6,7 @@ import struct
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid5
 
 import msgspec
 from sqlalchemy import func, select
@@ -26,8 +26,9 @@ from billing.tables.money import (
     usage_event,
     usage_fact,
 )
+from billing.tables.payments import payment_dispute
 from billing.verification.findings import AuditContext
-from billing.verification.lowered_lines import highest_line_of_debt
+from billing.verification.lowered_lines import debt_began, highest_line_of_debt
 from storage.database.sql_arrays import one_of
 
 GRANT_ACCOUNTS = ("prepaid", "promo", "restricted")
@@ -62,20 +63,34 @@ async def check_balances(audit: AuditContext) -> None:
         if row is not None and row.overdraft != max(0, row.debit + row.held - row.credit - row.credit_line):
             audit.report("a balance's overdraft is wrong", tenant, f"it is {row.overdraft}")
         elif row is not None and row.overdraft:
-            taken = await _charged_back(audit, row.tenant_id)
+            taken = await _charged_back(audit, row)
             if row.debit + row.held <= row.credit + taken + await highest_line_of_debt(audit, row):
                 continue  # it was within a credit line, which was lowered since, or covered by what the payer took back
             detail = f"{row.debit} used and {row.held} held of {row.credit}, credit line {row.credit_line}"
             audit.report("a balance is below zero", tenant, f"by {row.overdraft}: {detail}")
 
 
-async def _charged_back(audit: AuditContext, tenant_id: UUID) -> int:
-    """What payers of this tenant's money have taken back of it, in pico-units: of what was used it is owed again, and
-    of what was left, open holds may count on it."""
+async def _charged_back(audit: AuditContext, row: Any) -> int:
+    """What payers took back of this tenant's money (`Wallet.charge_back`) since what it owes now began, in pico-units,
+    as far as that may leave a balance below zero: all that had been used and is owed again, and of what was left, as
+    much as open holds may count on. A refund that we made never does."""
+    since = await debt_began(audit, row)
+    if since is None:
+        return 0
     entry, txn = ledger_entry.c, ledger_txn.c
-    query = select(entry.amount_pico).join_from(ledger_txn, ledger_entry, entry.txn_id == txn.id)
-    query = query.where(txn.tenant_id == tenant_id, txn.kind == "refund")
-    return sum([int(pico) for pico in await audit.session.scalars(query)])
+    query = select(txn.id, entry.debit, entry.amount_pico, entry.grant_id)
+    query = query.join_from(ledger_txn, ledger_entry, entry.txn_id == txn.id)
+    query = query.where(txn.tenant_id == row.tenant_id, txn.kind == "refund", txn.posted_at >= since)
+    dispute = payment_dispute.c
+    disputes = (await audit.session.scalars(select(dispute.id).where(dispute.tenant_id == row.tenant_id))).all()
+    withdrawals = [uuid5(one, "withdrawn") for one in disputes]
+    used, left = 0, 0
+    for identity, debit, pico, grant_id in await audit.session.execute(query):
+        if debit == "receivable":
+            used += int(pico)
+        elif identity in withdrawals or any(uuid5(one, str(grant_id)) == identity for one in withdrawals):
+            left += int(pico)
+    return used + min(left, int(row.held))
 
 
 async def _check_grants(audit: AuditContext, counted_on: Mapping[UUID, int]) -> dict[UUID, int]:

@@ -25,7 +25,7 @@ class _Limit(msgspec.Struct):
 
 async def highest_line_of_debt(audit: AuditContext, row: Any) -> int:
     """The highest credit line, in pico-units, under which what the tenant of this balance owes may have been begun."""
-    since = await _began(audit, row)
+    since = await debt_began(audit, row)
     if since is None:
         return int(row.credit_line)
     of = audit_entry.c
@@ -37,7 +37,7 @@ async def highest_line_of_debt(audit: AuditContext, row: Any) -> int:
     return max([int(row.credit_line), *(int(limit.replace(".", "")) for limit in limits)])
 
 
-async def _began(audit: AuditContext, row: Any) -> int | None:
+async def debt_began(audit: AuditContext, row: Any) -> int | None:
     """Since when the tenant has owed something, or holds have been open; None if neither is so."""
     batch = hold_batch.c
     oldest = select(func.min(batch.admitted_at)).where(batch.tenant_id == row.tenant_id)

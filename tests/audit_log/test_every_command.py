@@ -42,7 +42,7 @@ READS = frozenset(
         *("prices books", "settings", "tenants list", "tenants statement", "terms list", "webhooks list"),
         *("webhooks deliveries", "approvals list", "approvals show", "limits list", "openapi"),
         *("users list", "cache shared", "receipts days", "receipts export", "receipts keys", "verify"),
-        *("recount", "replay"),
+        *("recount", "replay", "tenants account", "clock show"),
     )
 )
 """Commands that change nothing in the database of money, access, sharing or prices."""
@@ -86,6 +86,9 @@ WITHOUT_ENTRY = {
         "needs a payment provider: what changes leaves entries in tests/gateway/admin/test_payments.py",
     ),
     "migrate": "the schema, and no row of it",
+    **dict.fromkeys(
+        ("clock start", "clock advance"), "of an empty installation: tests/billing/periods/test_sandbox_clock.py"
+    ),
     **dict.fromkeys(("webhooks test", "webhooks resend"), "a message to where messages go anyway"),
 }
 """Commands that leave no entry, and why."""

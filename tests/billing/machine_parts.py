@@ -83,5 +83,5 @@ class Tally:
         """The books are right; those who are overdrawn are named but for what a lowered line explains, and nobody
         else."""
         found = await audit_money(database)
-        assert {finding.what for finding in found} <= {"a balance is below zero"}
+        assert {finding.what for finding in found} <= {"a balance is below zero"}, found
         assert self.unexplained <= {finding.subject for finding in found} <= self.overdrawn

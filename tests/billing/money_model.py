@@ -196,6 +196,16 @@ class Money:
         for pot, part in self._parts(pico):
             self.lose(pot, part)
 
+    def charge_back(self, pot: Pot, pico: int) -> tuple[int, int]:
+        """The payer's bank takes so much of a pot: what is left of it first, in whole units, then what was used is owed
+        again. How much of either."""
+        left = min(pico, pot.left) // pot.unit * pot.unit
+        used = min(pico - left, pot.used)
+        self.lose(pot, left)
+        pot.used -= used
+        self.owed += used
+        return left, used
+
     def _parts(self, pico: int) -> list[tuple[Pot, int]]:
         """What each pot pays back of so much, in whole units of its own."""
         parts = []

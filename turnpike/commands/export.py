@@ -21,8 +21,8 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "dataset",
         metavar="DATASET",
-        help="usage, costs, invoices, journal, general-ledger, datev, revenue, deferred, ageing, focus, "
-        "focus-invoices, focus-periods",
+        help="usage, costs, invoices, journal, general-ledger, datev, revenue, deferred, ageing, account, "
+        "focus, focus-invoices, focus-periods, focus-commitments",
     )
     parser.add_argument("--period", help="month such as 2026-11; default: this month (UTC)")
     parser.add_argument("--tenant", help="one tenant alone")

@@ -75,6 +75,8 @@ def add_arguments(parser: CommandParser) -> None:
         },
         after=_say_invoiced,
     )
+    account = add_work(parser, "account", "a month's statement of account, from opening to closing balance", _account)
+    add_fields(account, "retrieve_account", ("tenant",), {"period": "such as 2026-11; default: this month"})
     add_action(
         parser,
         "credit-line",
@@ -156,6 +158,27 @@ async def _list(api: Api, parsed: argparse.Namespace) -> None:
         "projects": "projects",
     }
     print_objects(tenants["data"], columns)
+
+
+async def _account(api: Api, parsed: argparse.Namespace) -> None:
+    accounts = await api.call("retrieve_account", **field_values(parsed, "retrieve_account"))
+    if print_json(parsed, accounts):
+        return
+    for one in accounts["data"]:
+        ends = [{"kind": name, "balance": one[name]} for name in ("opening", "closing")]
+        print(f"{parsed.tenant}, {one['period']}, {one['currency']}")
+        columns: dict[str, Cell] = {
+            "day": lambda line: line.get("at", "")[:10],
+            "what": "kind",
+            **{name: _cell(name) for name in ("number", "reference", "amount", "balance")},
+        }
+        print_objects([ends[0], *one["lines"], ends[1]], columns)
+    if not accounts["data"]:
+        print("there never was any money")
+
+
+def _cell(name: str) -> Cell:
+    return lambda line: line.get(name) or ""
 
 
 async def _adjust(api: Api, parsed: argparse.Namespace) -> None:

@@ -141,7 +141,7 @@ async def job_database(admin: AdminServices) -> AsyncIterator[Database]:
         yield admin.database
         return
     database = await Database.open(admin.settings.database, pool_size=3, statement_s=JOB_STATEMENT_S)
-    database.keyring = admin.database.keyring
+    database.keyring, database.clock = admin.database.keyring, admin.database.clock
     try:
         yield database
     finally:

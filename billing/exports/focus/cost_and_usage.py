@@ -20,6 +20,8 @@ from billing.events.rollups import HOUR
 from billing.exports.costs import rated_groups, taken_back
 from billing.exports.datasets import Column, Dataset, ExportQuery, ExportSnapshot, Row
 from billing.exports.focus.bills import Bill, bills, invoice_of
+from billing.exports.focus.commitments import LAPSED, Applied, lapses
+from billing.exports.focus.list_prices import ListPrices
 from billing.exports.focus.prepaid_credit import (
     DEDUCTED,
     DRAWN,
@@ -53,6 +55,7 @@ _COST_AND_USAGE = (
     Column("ChargePeriodStart", "second"),
     Column("ConsumedQuantity", "integer"),
     Column("ConsumedUnit", "text"),
+    Column("ContractApplied", "text", "what a commitment pays of the row"),
     Column("ContractedCost", "money"),
     Column("ContractedUnitPrice", "price"),
     Column("EffectiveCost", "money"),
@@ -76,6 +79,7 @@ _COST_AND_USAGE = (
     Column("SubAccountId", "id"),
     Column("SubAccountName", "text"),
     Column("SubAccountType", "text"),
+    Column("Tags", "text", "project and lane, as provider's tags"),
     Column("x_ApiKeyId", "id"),
     Column("x_LaneName", "text"),
     Column("x_ContextFrom", "integer"),
@@ -91,12 +95,14 @@ def _row(cells: Mapping[str, Any]) -> list[Any]:
 async def _cost_and_usage(snapshot: ExportSnapshot, wanted: ExportQuery) -> AsyncIterator[Sequence[Row]]:
     first, _ = period_bounds(wanted.period)
     tenant_id, invoice, cover = None, cast("Bill | None", None), Cover({})
+    applied, listed = cast("Applied | None", None), await ListPrices.read(snapshot)
     async for rated in rated_groups(snapshot, wanted, HOUR):
         rows = []
         for row, currency, line in rated:
             if row.tenant_id != tenant_id:
                 tenant_id = row.tenant_id
                 invoice = await invoice_of(snapshot, wanted, tenant_id)
+                applied = await Applied.of_invoice(snapshot, invoice)
                 if invoice:
                     cover = Cover.of_invoice(invoice.document, invoice.lines)
                 else:
@@ -104,6 +110,7 @@ async def _cost_and_usage(snapshot: ExportSnapshot, wanted: ExportQuery) -> Asyn
                     cover = Cover.of_uninvoiced(cost, paid, await taken_back(snapshot, wanted, tenant_id))
                     rows += [_promo_row(wanted, tenant_id, currency, promo)] if promo else []
             billed_by = invoice.line_of(row.project_id, row.start, line) if invoice else None
+            list_price = await listed.price(row.tenant_id, line, row.start)
             lane = "" if line.lane == "standard" else f"/{line.lane}"
             cells = _common(wanted, row.tenant_id, currency, row.start, row.start + HOUR) | {
                 **_costs(line.exact_pico),
@@ -114,8 +121,10 @@ async def _cost_and_usage(snapshot: ExportSnapshot, wanted: ExportQuery) -> Asyn
                 "ChargeFrequency": "Usage-Based",
                 "ConsumedQuantity": line.units,
                 "ConsumedUnit": _UNIT,
+                "ContractApplied": applied.take(line.exact_pico) if applied else None,
                 "ContractedUnitPrice": line.price_micro,
-                "ListUnitPrice": line.price_micro,
+                "ListCost": line.units * list_price,
+                "ListUnitPrice": list_price,
                 "InvoiceId": invoice.document.number if invoice and billed_by else None,
                 "InvoiceDetailId": invoice.detail_id(billed_by.n) if invoice and billed_by else None,
                 "PricingCategory": "Standard",
@@ -130,6 +139,7 @@ async def _cost_and_usage(snapshot: ExportSnapshot, wanted: ExportQuery) -> Asyn
                 "SubAccountId": row.project_id,
                 "SubAccountName": wanted.names.projects.get(row.project_id),
                 "SubAccountType": "Project",
+                "Tags": _tags(wanted.names.projects.get(row.project_id), line.lane),
                 "x_ApiKeyId": row.key_id,
                 "x_LaneName": line.lane,
                 "x_ContextFrom": line.context_from,
@@ -141,6 +151,13 @@ async def _cost_and_usage(snapshot: ExportSnapshot, wanted: ExportQuery) -> Asyn
         yield [_row(cells) for cells in await _beyond_usage(snapshot, wanted, bill)]
     async for moves in credit_moved(snapshot, wanted):
         yield [_row(_moved(wanted, moved)) for moved in moves]
+    yield [_row(_lapsed(wanted, lapse)) for lapse in await lapses(snapshot, wanted)]
+
+
+def _tags(project: str | None, lane: str | None) -> str:
+    """Tags of ours, whose keys have our prefix: requests' own tags bound budgets and are not kept with usage."""
+    tags = {"turnpike:project": project, "turnpike:lane": lane}
+    return msgspec.json.encode({name: tag for name, tag in tags.items() if tag}).decode()
 
 
 def _promo_row(wanted: ExportQuery, tenant_id: UUID, currency: str, pico: int) -> list[Any]:
@@ -186,14 +203,10 @@ async def _beyond_usage(snapshot: ExportSnapshot, wanted: ExportQuery, bill: Bil
         in_advance = minor_to_pico(paid.get(line.n, 0), document.currency)
         if line.kind != "usage" or note:
             late = line if line.corrects and not note else None  # storage that was recorded after its period had closed
-            add(
-                line.n,
-                bill.category_of(line),
-                line.text,
-                net,
-                late,
-                **({"BilledCost": net - in_advance} if in_advance else {}),
-            )
+            changed = {"BilledCost": net - in_advance} if in_advance else {}
+            if line.kind == "commitment":  # effective where it is used, or ends unused
+                changed["EffectiveCost"] = 0
+            add(line.n, bill.category_of(line), line.text, net, late, **changed)
         elif net != line.exact_pico:
             rounding = net - line.exact_pico
             of_rounding = in_advance - cover_of(line, paid.get(line.n, 0), document.currency)
@@ -219,6 +232,20 @@ def _moved(wanted: ExportQuery, moved: CreditMoved) -> dict[str, Any]:
         "EffectiveCost": moved.effective,
         "ChargeCategory": moved.category,
         "ChargeDescription": moved.text,
+        "ChargeFrequency": "One-Time",
+    }
+
+
+def _lapsed(wanted: ExportQuery, lapse: Any) -> dict[str, Any]:
+    """The row of what a commitment did not pay until its end. It belongs to no invoice."""
+    first, after = period_bounds(wanted.period)
+    instant = min(max(lapse.posted_at, first), after - HOUR)
+    hour = instant - instant % HOUR
+    return _common(wanted, lapse.tenant_id, lapse.currency, hour, hour + HOUR) | {
+        **_costs(int(lapse.pico)),
+        "BilledCost": 0,
+        "ChargeCategory": "Adjustment",
+        "ChargeDescription": LAPSED,
         "ChargeFrequency": "One-Time",
     }
 

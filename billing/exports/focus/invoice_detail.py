@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
+import msgspec
+from msgspec import Struct
 from sqlalchemy import select
 
 from billing.calendar import period_bounds
@@ -34,9 +36,20 @@ _INVOICE_DETAIL = (
     Column("InvoiceIssuerName", "text"),
     Column("PaymentDueDate", "second"),
     Column("PaymentTerms", "text"),
+    Column("PurchaseOrderNumber", "text"),
     Column("ReferenceInvoiceId", "text"),
     Column("x_ExactCost", "money", "the line before rounding; the effective costs of its usage add up to it"),
 )
+
+
+class _Buyer(Struct):
+    purchase_order: str = ""
+
+
+class _Ordered(Struct):
+    """What of a document's content says by which order it was bought."""
+
+    buyer: _Buyer
 
 
 async def _invoice_detail(snapshot: ExportSnapshot, wanted: ExportQuery) -> AsyncIterator[Sequence[Row]]:
@@ -57,6 +70,7 @@ async def _invoice_detail(snapshot: ExportSnapshot, wanted: ExportQuery) -> Asyn
             )
         if note and (back := await returned(snapshot, document)):
             lines.append(("balance", "Purchase", RETURNED, -back, -minor_to_pico(back, document.currency)))
+        order = msgspec.json.decode(document.content, type=_Ordered).buyer.purchase_order or None
         sign, paid = -1 if note else 0 if document.state == "void" else 1, covered(document, bill.lines)
         yield [
             (
@@ -77,6 +91,7 @@ async def _invoice_detail(snapshot: ExportSnapshot, wanted: ExportQuery) -> Asyn
                 wanted.provider,
                 due,
                 f"Net {counted(days, 'day')}" if days else "Due on receipt",
+                order,
                 document.corrected or document.number,
                 sign * exact,
             )

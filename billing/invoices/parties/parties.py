@@ -40,6 +40,7 @@ _RATE = re.compile(r"(\d{1,2})(?:\.(\d{1,2}))?", re.ASCII)
 DEMONSTRATION = "demonstration"
 """The id of the seller of demonstrations (`turnpike demo`), which every document of theirs names."""
 _DEMO_SERIES = "DEMO"
+_TEST_SERIES = "TEST"
 
 MOST_LINES = 6
 """Most address lines above postal code and city."""
@@ -226,11 +227,15 @@ def check_countries(party: Seller | Buyer) -> None:
                 raise InvalidParty(field, f"{code} is no country of ISO 3166{f'; use {correct}' if correct else ''}")
 
 
-def check_series(seller: Seller) -> None:
-    """Refuse series that do not say that a demonstration's documents are no documents. Raises InvalidParty."""
+def check_series(seller: Seller, *, is_sandbox: bool = False) -> None:
+    """Refuse series that do not say that the documents of a demonstration, or of a sandbox, are no documents. Raises
+    InvalidParty."""
+    begins = {_DEMO_SERIES: "a demonstration's"} if seller.id == DEMONSTRATION else {}
+    begins = begins or ({_TEST_SERIES: "a sandbox's"} if is_sandbox else {})
     for field, series in (("series", seller.series), ("credit_series", seller.credit_series)):
-        if seller.id == DEMONSTRATION and not series.startswith(_DEMO_SERIES):
-            raise InvalidParty(field, f"{series!r} does not begin with {_DEMO_SERIES}, as a demonstration's series do")
+        for beginning, whose in begins.items():
+            if not series.startswith(beginning):
+                raise InvalidParty(field, f"{series!r} does not begin with {beginning}, as {whose} series do")
     if seller.id == DEMONSTRATION and seller.name != "Demonstration":
         raise InvalidParty("name", "the seller of a demonstration is named Demonstration")
 

@@ -29,11 +29,32 @@ from billing.invoices.parties.parties import (
     check_series,
     check_vat_id,
 )
+from billing.pending_changes import propose_if_needed
 from billing.tables.invoices import billing_profile, invoice, invoice_payment, legal_entity, party_change
 from billing.tables.money import grant_balance
 from storage.database.base import from_instant
 from storage.database.database import Database
+from storage.database.test_clock import test_clock
 from storage.free_text import REASON, check_text
+
+
+class SellerArguments(msgspec.Struct, frozen=True):
+    """A change of a seller, as it is kept until another person approves it; from a day on (None: the day on which it is
+    made)."""
+
+    seller: Seller
+    valid_from: str | None = None
+
+
+def _payee(seller: Seller) -> tuple[str, ...]:
+    """What says to which account a seller is to be paid."""
+    return (*seller.payment, seller.iban or "", seller.bic or "")
+
+
+async def _payee_of(session: AsyncSession, query: Select[Any]) -> tuple[str, ...] | None:
+    """The account of a seller whose profile this selects; None without one."""
+    profile = await session.scalar(query)
+    return None if profile is None else _payee(msgspec.json.decode(profile, type=Seller))
 
 
 class Parties:
@@ -47,18 +68,36 @@ class Parties:
         those of a new seller hold for all days.
 
         Raises InvalidParty for an unknown country, a new VAT id that is invalid, a change without a reason, and where a
-        demonstration's seller and a real one would meet in one database.
+        demonstration's seller and a real one would meet in one database, or a sandbox's series would look like others.
+        Raises ChangePending while another account to be paid to takes two people.
         """
-        check_series(seller)
+        arguments = SellerArguments(seller, None if valid_from is None else valid_from.isoformat())
+        async with self._database.reading() as session:
+            before = await _payee_of(session, _SELLERS.profile_of(seller.id))
+        if before not in (None, _payee(seller)):
+            async with self._database.transaction(write=False) as session:  # what is wrong with it is said at once
+                await self.set_seller_in(session, arguments, reason)
+            summary = f"seller {seller.id} is paid to another account: {', '.join(filter(None, _payee(seller)))}"
+            await propose_if_needed(self._database, "seller.set", arguments, summary[:200], reason=reason)
+        async with self._database.transaction() as session:
+            if await _payee_of(session, self._database.locked(_SELLERS.profile_of(seller.id))) != before:
+                raise InvalidParty("payment", "it was changed meanwhile: look at the seller, and change it again")
+            await self.set_seller_in(session, arguments, reason)
 
-        async def check(session: AsyncSession, before: Seller | None) -> None:
+    async def set_seller_in(self, session: AsyncSession, arguments: SellerArguments, reason: str) -> None:
+        """As `set_seller`, in this transaction and without another person's approval."""
+        seller = arguments.seller
+
+        async def check(before: Seller | None) -> None:
+            check_series(seller, is_sandbox=await session.scalar(select(test_clock.c.id)) is not None)
             others = set(await session.scalars(select(legal_entity.c.id).where(legal_entity.c.id != seller.id)))
             if others and DEMONSTRATION in {seller.id, *others}:
                 raise InvalidParty("id", "a demonstration's database has the demonstration's seller and no other")
             if before not in (None, seller) and not reason:
                 raise InvalidParty("reason", f"a change of seller {seller.id} needs a reason")
 
-        await self._set(_SELLERS, seller.id, seller, check, valid_from=valid_from, reason=reason)
+        valid_from = None if arguments.valid_from is None else date.fromisoformat(arguments.valid_from)
+        await self._set(session, _SELLERS, seller.id, seller, check, valid_from=valid_from, reason=reason)
 
     async def set_buyer(
         self, tenant_id: UUID, buyer: Buyer, *, valid_from: date | None = None, reason: str = ""
@@ -69,21 +108,25 @@ class Parties:
         Raises NoProfile if its seller does not exist, InvalidParty for an unknown country or a new VAT id that is
         invalid, and for another seller while credit is left on which the old one took VAT.
         """
+        async with self._database.transaction() as session:
 
-        async def check(session: AsyncSession, before: Buyer | None) -> None:
-            await read_seller(self._database, session, buyer.seller)
-            if before is not None and before.seller != buyer.seller and await _has_advances(session, tenant_id):
-                problem = f"credit is left on which {before.seller} took VAT in advance: refund it first"
-                raise InvalidParty("seller", problem)
+            async def check(before: Buyer | None) -> None:
+                await read_seller(self._database, session, buyer.seller)
+                if before is not None and before.seller != buyer.seller and await _has_advances(session, tenant_id):
+                    problem = f"credit is left on which {before.seller} took VAT in advance: refund it first"
+                    raise InvalidParty("seller", problem)
 
-        await self._set(_BUYERS, tenant_id, buyer, check, valid_from=valid_from, reason=reason, seller=buyer.seller)
+            await self._set(
+                session, _BUYERS, tenant_id, buyer, check, valid_from=valid_from, reason=reason, seller=buyer.seller
+            )
 
     async def _set(
         self,
+        session: AsyncSession,
         stored: _Stored[AnyParty],
         owner: Any,
         party: AnyParty,
-        check: Callable[[AsyncSession, AnyParty | None], Awaitable[None]],
+        check: Callable[[AnyParty | None], Awaitable[None]],
         *,
         valid_from: date | None,
         reason: str,
@@ -94,22 +137,21 @@ class Parties:
         new = {**columns, "profile": canonical(party), "updated_at": self._database.clock}
         key = stored.recorded.key.name
         row = {key: owner, **new}
-        async with self._database.transaction() as session:
-            profile = await session.scalar(self._database.locked(stored.profile_of(owner)))
-            dated = None if profile is None else await stored.read(self._database, session, owner)
-            day = (valid_from or await today(self._database, session)).isoformat()
-            before = None if dated is None else dated.on(day)
-            check_vat_id(party, before)
-            await check(session, before)
-            added = self._database.insert(stored.recorded.table).values(row)
-            await session.execute(added.on_conflict_do_update(index_elements=[key], set_=new))
-            if dated is not None:
-                await self._write_facts(session, dated, party, day, {stored.owner.name: owner, "reason": reason})
-            if before != party or profile != row["profile"]:
-                tenant_id = owner if stored.owner is party_change.c.tenant_id else None
-                await record_change(session, stored.action, target=stored.recorded.target, target_id=owner,
-                                    tenant_id=tenant_id, reason=reason, before=before, after=party,
-                                    row_sha256=await digest_row(session, stored.recorded, owner))  # fmt: skip
+        profile = await session.scalar(self._database.locked(stored.profile_of(owner)))
+        dated = None if profile is None else await stored.read(self._database, session, owner)
+        day = (valid_from or await today(self._database, session)).isoformat()
+        before = None if dated is None else dated.on(day)
+        check_vat_id(party, before)
+        await check(before)
+        added = self._database.insert(stored.recorded.table).values(row)
+        await session.execute(added.on_conflict_do_update(index_elements=[key], set_=new))
+        if dated is not None:
+            await self._write_facts(session, dated, party, day, {stored.owner.name: owner, "reason": reason})
+        if before != party or profile != row["profile"]:
+            tenant_id = owner if stored.owner is party_change.c.tenant_id else None
+            await record_change(session, stored.action, target=stored.recorded.target, target_id=owner,
+                                tenant_id=tenant_id, reason=reason, before=before, after=party,
+                                row_sha256=await digest_row(session, stored.recorded, owner))  # fmt: skip
 
     async def _write_facts(
         self, session: AsyncSession, dated: DatedParty[AnyParty], after: AnyParty, day: str, columns: dict[str, Any]

@@ -27,6 +27,7 @@ from billing.invoices.parties.parties import (
 from billing.invoices.parties.store import Parties
 from gateway.admin.operation import Call, operation
 from gateway.errors import InvalidField, NotAllowed, NotFound
+from gateway.http.pending import PENDING_STATUS, ChangeObject
 from gateway.http.policies import demands
 from gateway.http.shapes import Page, PageQuery, TenantId, show
 from gateway.services import Gateway
@@ -194,9 +195,16 @@ class PartyOperations:
         except NoProfile as error:
             raise NotFound(f"There is no seller {seller[:80]!r}.") from error
 
-    @operation("PATCH", "/admin/v1/sellers/{seller:str}", demands("sellers.write"), example=SellerChange(**_EXAMPLE))
-    async def change_seller(self, seller: str, body: SellerChange) -> SellerObject:
-        """Make a seller, or change the fields that are given. Issued documents keep what they say."""
+    @operation(
+        "PATCH",
+        "/admin/v1/sellers/{seller:str}",
+        demands("sellers.write"),
+        status={SellerObject: 200, ChangeObject: PENDING_STATUS},
+        example=SellerChange(**_EXAMPLE),
+    )
+    async def change_seller(self, seller: str, body: SellerChange) -> SellerObject | ChangeObject:
+        """Make a seller, or change the fields that are given. Issued documents keep what they say. Another account to
+        be paid to waits for another operator while approvals are on, and the answer is 202."""
         valid_from = _valid_from(body)
         changed = await changed_seller(self._parties, seller, _fields(body), valid_from)
         if body.dry_run:

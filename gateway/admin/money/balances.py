@@ -10,7 +10,8 @@ from msgspec import Meta, Struct
 from billing.accounts.adjustments import adjust
 from billing.accounts.balances import Balances
 from billing.accounts.statements import StatementLine, statement_page
-from billing.calendar import format_instant
+from billing.calendar import format_instant, period_of
+from billing.exports.account import AccountLineKind, AccountStatement, account_statements
 from billing.ledger.entries import Balance
 from billing.money import format_pico
 from gateway.admin.operation import Ok, Query, operation
@@ -85,6 +86,38 @@ class Statement(Struct, frozen=True, kw_only=True):
     data: list[StatementLineObject]
     has_more: bool
     next: str | None
+
+
+class AccountLineObject(Struct, frozen=True, kw_only=True):
+    """What changed an account. `amount` is more than 0 where it is for the tenant, `balance` less than 0 where the
+    tenant owes it. `number`: the document's, or the paid invoice's; `reference`: the payment's, or the reason."""
+
+    object: Literal["account.line"] = "account.line"
+    at: Instant
+    kind: AccountLineKind
+    number: str | None
+    reference: str | None
+    amount: Pico
+    balance: Pico
+
+
+class AccountObject(Struct, frozen=True, kw_only=True):
+    """A tenant's account in one currency over a month, from its opening to its closing balance."""
+
+    object: Literal["account"] = "account"
+    tenant_id: TenantId
+    period: str
+    currency: str
+    opening: Pico
+    closing: Pico
+    lines: list[AccountLineObject]
+
+
+class Accounts(Struct, frozen=True, kw_only=True):
+    """A tenant's statements of account, one for each currency."""
+
+    object: Literal["list"] = "list"
+    data: list[AccountObject]
 
 
 class AdjustmentObject(Struct, frozen=True, kw_only=True):
@@ -163,6 +196,19 @@ class BalanceOperations:
             next=None if lines.after is None else str(lines.after),
         )
 
+    @operation("GET", f"{_TENANT}/account", demands("balance.read"))
+    async def retrieve_account(
+        self,
+        tenant: Tenant,
+        period: Annotated[str | None, Query("The month; by default the present one.", example="2026-11")] = None,
+    ) -> Accounts:
+        """The statement of account of a month: opening balance, usage by day, invoices, credit notes, payments,
+        refunds, and closing balance. It agrees with the journal's months to the last of 12 places."""
+        if period is None:
+            period = period_of(await self._database.now())
+        statements = await account_statements(self._database, tenant.id, period)
+        return Accounts(data=[_account(one, period) for one in statements])
+
     @operation(
         "POST",
         f"{_TENANT}/adjustments",
@@ -203,6 +249,28 @@ class BalanceOperations:
 def balance_object(balance: Balance) -> BalanceObject:
     """A balance as answers have it."""
     return show(BalanceObject, balance, used=balance.debit)
+
+
+def _account(statement: AccountStatement, period: str) -> AccountObject:
+    opening, *lines, closing = statement.lines
+    return AccountObject(
+        tenant_id=TenantId.of(statement.tenant_id),
+        period=period,
+        currency=statement.currency,
+        opening=Pico(opening.balance_pico),
+        closing=Pico(closing.balance_pico),
+        lines=[
+            AccountLineObject(
+                at=Instant(line.at),
+                kind=line.kind,
+                number=line.number or None,
+                reference=line.text or None,
+                amount=Pico(line.amount_pico),
+                balance=Pico(line.balance_pico),
+            )
+            for line in lines
+        ],
+    )
 
 
 def _line(line: StatementLine) -> StatementLineObject:

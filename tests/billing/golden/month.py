@@ -58,8 +58,8 @@ from tests.billing.money import Tenant, event
 FOLDER = Path(__file__).parent
 MONTHS = ("2026-10", "2026-11")
 DATASETS = (
-    *("usage", "costs", "invoices", "journal", "general-ledger", "datev", "revenue", "deferred", "ageing"),
-    *("focus", "focus-invoices", "focus-periods"),
+    *("usage", "costs", "invoices", "journal", "general-ledger", "datev", "revenue", "deferred", "ageing", "account"),
+    *("focus", "focus-invoices", "focus-periods", "focus-commitments"),
 )
 
 CODES = {"clearing": "1200", "receivable": "10000", "prepaid": "1718", "revenue.S19": "8400", "revenue.AE": "8336"}

@@ -35,6 +35,7 @@ from sqlalchemy import case, func, literal, select
 
 from billing.accounts import adjustments, balances
 from billing.accounts.adjustments import InvalidAdjustment, adjust
+from billing.accounts.balances import settle_payment
 from billing.accounts.budgets import BudgetSettings
 from billing.budgets.windows import Span
 from billing.calendar import following_period, period_bounds, period_of
@@ -43,6 +44,7 @@ from billing.invoices.advances import top_ups
 from billing.invoices.parties.parties import Prepayment
 from billing.invoices.parties.store import Parties
 from billing.ledger.wallet import PAID_PRIORITY, PROMO_PRIORITY, RefundRefused
+from billing.payments.credit import TakenByBank, take_for_bank
 from billing.periods.periods import Periods
 from billing.prices import PriceCatalog
 from billing.reservation import hold_service
@@ -53,6 +55,7 @@ from billing.settlement import settlement
 from billing.settlement.settlement import settle
 from billing.tables.invoices import invoice
 from billing.tables.money import ledger_entry, usage_event
+from billing.transaction.money_transaction import Grant
 from billing.transaction.opening import money_transaction, recorded_money_transaction
 from billing.usage import Release, SpoolRecord, Usage, UsageEvent
 from storage.database.base import Count, new_id
@@ -133,6 +136,9 @@ class MoneyMachine(RuleBasedStateMachine):
         self.bounded = True
         """Nothing has happened yet after which less than nothing may be available."""
         self.highest_line = 0
+        self.disputed = 0
+        """What the bank has taken and not given back."""
+        self.was_disputed = False
 
     @initialize(start=st.sampled_from(sorted(STARTS)))
     def begin(self, start: str) -> None:
@@ -219,6 +225,45 @@ class MoneyMachine(RuleBasedStateMachine):
         else:
             self.crashing_first(balances, refund, calls)
             self.money.refund(amount)
+
+    @action(1, lambda self: self.paid_pots(), cents=st.integers(1, 15))
+    def take_back_what_was_paid(self, cents: int) -> None:
+        """A dispute: the payer's bank takes money with its VAT, told twice."""
+        pot, identity = self.data.draw(st.sampled_from(self.paid_pots())), new_id()
+
+        async def take() -> TakenByBank:
+            async with self.database.transaction() as session:
+                return await take_for_bank(
+                    self.database, session, identity, self.tenant.id, pot.id, cents, "USD", "a dispute"
+                )
+
+        taken = self.run(take())
+        assert taken.left // CENT + taken.used // CENT + taken.vat <= cents
+        assert (taken.left, taken.used) == self.money.charge_back(pot, taken.left + taken.used)
+        assert taken.left + taken.used or not pot.left // pot.unit + pot.used or pot.unit > 1
+        assert self.run(take()) == TakenByBank() or not (taken.left or taken.used)
+        self.disputed += taken.used
+        self.bounded = self.bounded and not (taken.left or taken.used)
+        self.was_disputed = self.was_disputed or not self.bounded
+
+    @action(1, lambda self: self.disputed)
+    def win_the_dispute(self) -> None:
+        """What had been used pays what is owed again, told twice."""
+        identity, pico = new_id(), self.disputed
+
+        async def put_back() -> None:
+            async with self.database.transaction() as session:
+                won = Grant(identity, self.tenant.id, pico, "USD", "paid", "a dispute that was won")
+                await settle_payment(self.database, session, won)
+
+        self.run(put_back())
+        self.run(put_back())
+        self.money.put_in(Pot(identity, "paid", PAID_PRIORITY, None, pico))
+        self.disputed = 0
+
+    def paid_pots(self) -> list[Pot]:
+        """Pots of which a payer's bank may take something."""
+        return [pot for pot in self.money.pots if pot.kind == "paid" and pot.left + pot.used]
 
     @action(1)
     def take_what_has_expired(self) -> None:
@@ -566,7 +611,8 @@ class MoneyMachine(RuleBasedStateMachine):
         if self.money.available + self.money.held < 0:  # all holds have ended
             assert not self.bounded
             self.tally.overdrawn.add(self.tenant.id)
-            if self.money.available + self.money.held + self.highest_line < self.money.line:
+            unexplained = self.money.available + self.money.held + self.highest_line < self.money.line
+            if unexplained and not self.was_disputed:
                 self.tally.unexplained.add(self.tenant.id)
         if self.tally.tenants % AUDIT == 0:
             self.run(self.tally.check_books(self.database))

@@ -131,8 +131,14 @@ COLUMNS = int(os.environ.get("ALTERED_COLUMNS", "1"))
 """How many columns of each table are altered, one after the other: `make test-long` alters all."""
 
 
+ONLY = frozenset(filter(None, os.environ.get("ALTERED_TABLES", "").split(",")))
+"""Names of the tables that are altered, to try some of them alone; none: all."""
+
+
 def _tried(database: Database) -> tuple[Table, ...]:
     """All tables; on PostgreSQL a third of them, since what is compared is the same, but in `make test-long`."""
+    if ONLY:
+        return tuple(table for table in TABLES if table.name in ONLY)
     return TABLES if database.dialect == "sqlite" or COLUMNS > 1 else TABLES[::3]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from billing.accounts.statements import by_day, statement
+from billing.calendar import parse_instant
 from billing.money import format_pico
 from billing.verification.audit import audit_money
 from storage.database.base import new_id
@@ -100,6 +101,25 @@ async def test_grants_for_one_model_or_project_are_beside_the_balance(stack: Sta
     assert await finance.get(f"{D}/grants/{given['id']}") == given
     other = desks.role("owner", (await stack.tenancy.create_tenant("other")).id)
     await other.get(f"/tenants/other/grants/{given['id']}", 404)
+
+
+async def test_a_grant_that_expires_is_put_in_and_recorded(stack: Stack, desks: Desks) -> None:
+    expires = "2999-01-01T00:00:00Z"
+    given = await desks.operator("finance").post(f"{D}/grants", {"amount": "3", "expires_at": expires}, 201)
+    assert given["expires_at"] == expires
+    (entry,) = (await desks.operator("owner").get("/audit?action=grant.created&limit=1"))["data"]
+    assert entry["after"]["expires_at"] == parse_instant(expires)
+
+
+async def test_the_account_of_a_month(stack: Stack, desks: Desks) -> None:
+    (account,) = (await desks.own("finance").get(f"{D}/account"))["data"]
+    assert (account["opening"], account["closing"]) == ("0.000000000000", "10.000000000000")
+    (line,) = account["lines"]
+    assert (line["kind"], line["number"], line["amount"]) == ("payment", None, "10.000000000000")
+    assert (await desks.own("finance").get(f"{D}/account?period=2020-01"))["data"] == []
+    refused = await desks.own("finance").get(f"{D}/account?period=2020-13", 400)
+    assert refused["error"]["code"] == "invalid_period"
+    await desks.own("developer").get(f"{D}/account", 403)
 
 
 async def test_a_tenant_sees_its_money_and_platform_finance_changes_it(stack: Stack, desks: Desks) -> None:

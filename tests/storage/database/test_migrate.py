@@ -23,6 +23,7 @@ import billing.tables.payments
 import billing.tables.prices
 import prompt_cache.tables
 import storage.database.outbox
+import storage.database.test_clock
 import tenancy.tables
 import webhooks.tables
 from billing.reports import usage_report
@@ -45,6 +46,7 @@ ROOMS = (
     billing.tables.payments,
     prompt_cache.tables,
     storage.database.outbox,
+    storage.database.test_clock,
     webhooks.tables,
     tenancy.tables,
 )

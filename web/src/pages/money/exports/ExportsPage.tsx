@@ -28,9 +28,11 @@ const DATASETS = [
   { value: 'revenue', label: 'revenue: what the month earned, by model' },
   { value: 'deferred', label: 'deferred: what is owed in service' },
   { value: 'ageing', label: 'ageing: what is not paid, by days overdue' },
+  { value: 'account', label: 'account: statements of account, from opening to closing balance' },
   { value: 'focus', label: 'FOCUS: cost and usage' },
   { value: 'focus-invoices', label: 'FOCUS: invoice detail' },
   { value: 'focus-periods', label: 'FOCUS: billing period' },
+  { value: 'focus-commitments', label: 'FOCUS: contract commitments' },
 ];
 const FORMATS = ['csv', 'jsonl', 'parquet', 'xlsx'];
 const TONES: Record<string, 'good' | 'waiting' | 'bad' | 'neutral'> = {
