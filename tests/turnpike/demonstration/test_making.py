@@ -132,7 +132,7 @@ def test_a_demonstration_has_something_for_every_page_and_its_books_are_right(tm
     assert ("POST /v1/messages", 404, "model_not_found") in made["refused"]  # type: ignore[operator]
     links = made["links"]
     assert isinstance(links, list)
-    assert len({line.rpartition("http://demo")[2] for line in links}) == len(links) == 10
+    assert len({line.rpartition("http://demo")[2] for line in links}) == len(links) == 11
     assert "Ben Ortiz, finance of platform: http://demo/" in "\n".join(links)
 
 
