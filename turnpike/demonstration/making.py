@@ -173,7 +173,8 @@ class _Making:
         yield months.now - 5 * months.pause, office.invite
         yield months.now - 4 * months.pause, office.wait_for_approval
         yield months.now - 3 * months.pause, self._order_exports
-        yield months.now - 2 * months.pause, payments.compare
+        yield months.now - 2 * months.pause, payments.remind
+        yield months.now - months.pause, payments.compare
 
     async def _order_exports(self) -> None:
         await order_exports(self._admin, self._all, self._past, self._months.billed)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from email.message import EmailMessage
+from pathlib import Path
 from uuid import UUID
 
 from audit_log.actors import Actor, acting_as
@@ -17,6 +19,9 @@ from billing.money import PICO, format_minor
 from billing.payments.auto_top_ups import AutoTopUps
 from billing.payments.bank.importing import import_statement
 from billing.payments.customers import Customers
+from billing.payments.dunning.due import DEFAULT_DAYS
+from billing.payments.dunning.letters import load_letters
+from billing.payments.dunning.sending import DunningWorker
 from billing.payments.inbox import PaymentInbox
 from billing.payments.reconciliation import Reconciler
 from billing.payments.stripe_api.calls import StripeCalls
@@ -43,6 +48,21 @@ BEN = OPERATORS[2].email
 OMAR, PAULA = QUILLSTONE.people[1].email, TIDEWATER.people[0].email
 
 
+class PastMail:
+    """A mail server of the past: it keeps the messages as files."""
+
+    sender = "Demonstration <billing@turnpike.example>"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def send(self, message: EmailMessage, recipient: str) -> None:
+        """Keep a message."""
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        name = f"{message['Message-ID'].strip('<>').partition('@')[0]}.eml"
+        (self._folder / name).write_bytes(message.as_bytes())
+
+
 class PastPayments:
     """Acts of those who pay. Each runs at the instant at which the process stands."""
 
@@ -52,6 +72,7 @@ class PastPayments:
         database = admin.database
         self._database, self._past, self._all = database, past, population
         self._fake, self._account, self._provider = fake, fake.account, provider
+        self._folder = admin.settings.data.absolute() / "mail"
         self._customers, self._top_ups, self._auto = Customers(database), TopUps(database), AutoTopUps(database)
         self._worker, self._inbox = PaymentWorker(database, provider), PaymentInbox(database)
         self._deliveries = Deliveries(fake.account, self._take, provider.credentials.webhook_secrets)
@@ -112,6 +133,18 @@ class PastPayments:
         ]
         with self._all.acting(BEN):
             await import_statement(self._database, f"bank-{day}.csv", "\n".join(rows) + "\n", write=True)
+
+    async def remind(self) -> None:
+        """Reminders of what is overdue: no mail leaves the machine, the messages lie in the data folder."""
+        mail = PastMail(self._folder)
+        with acting_as(Actor("system", "worker/reminders", "turnpike worker")):
+            worker = DunningWorker(
+                self._database, mail, load_letters(), DEFAULT_DAYS, console="http://127.0.0.1:8080", names=self._name
+            )
+            await worker.run()
+
+    async def _name(self, tenant_id: UUID) -> str:
+        return next(name for name, known in self._all.tenants.items() if known == tenant_id)
 
     async def compare(self) -> None:
         """The nightly comparison with the provider."""

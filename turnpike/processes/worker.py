@@ -39,7 +39,7 @@ from response_store.idempotency import forget_expired_claims
 from response_store.store import FORGOTTEN, forget_expired
 from storage.backoff import Backoff
 from storage.database.database import JOB_STATEMENT_S, Database, DatabaseUnavailable, StatementTimeout
-from tenancy.directory import project_public_id
+from tenancy.directory import Directory, project_public_id
 from tenancy.repositories import Tenancy
 from turnpike.admin_services import AdminServices, address_policy
 from turnpike.processes.lease_upkeep import LeaseUpkeep
@@ -270,7 +270,7 @@ def dunning_jobs(admin: AdminServices) -> list[Job]:
     )
 
     async def name_of(tenant_id: UUID) -> str:
-        return (await admin.tenancy.tenant(tenant_id)).name
+        return (await Directory(admin.database).tenant_names([tenant_id]))[tenant_id]
 
     worker = DunningWorker(admin.database, server, letters, days, console=settings.console_url, names=name_of)
     return [Job("reminders", 600.0, worker.run)]

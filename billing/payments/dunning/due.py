@@ -60,8 +60,8 @@ async def find_due(database: Database, days: Sequence[int], *, limit: int = MOST
         return []
     left = _INVOICE.payable - _INVOICE.paid - _INVOICE.credited
     opted_out = exists().where(_POLICY.tenant_id == _INVOICE.tenant_id, _POLICY.enabled == 0)
-    query = select(_INVOICE.tenant_id, _INVOICE.id, _INVOICE.number, _INVOICE.currency, left, _INVOICE.due)
-    query = query.add_columns(billing_profile.c.profile)
+    shown = (_INVOICE.tenant_id, _INVOICE.id, _INVOICE.number, _INVOICE.currency, left, _INVOICE.due)
+    query = select(*shown, billing_profile.c.profile)
     query = query.join(billing_profile, billing_profile.c.tenant_id == _INVOICE.tenant_id)
     is_open = (_INVOICE.kind == "invoice", _INVOICE.state.in_(("finalized", "partially_paid")), left > 0)
     query = query.where(*is_open, or_(*reached), ~opted_out).order_by(_INVOICE.due, _INVOICE.id).limit(limit)

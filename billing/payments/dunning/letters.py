@@ -59,7 +59,7 @@ def load_letters(folder: str = "") -> Sequence[Letter]:
     """The letters of a folder, the built-in ones without one. Raises InvalidLetter."""
     if not folder:
         return [Letter(subject, text + _HOW + _END) for subject, text in _BUILT_IN]
-    letters = []
+    letters: list[Letter] = []
     while (path := Path(folder) / f"level-{len(letters) + 1}.txt").exists():
         letters.append(_read(path))
     if not letters:

@@ -22,11 +22,11 @@ Encryption = Literal["starttls", "tls", "none"]
 
 
 class MailError(ReportedError):
-    """The server did not take the message. `temporary`: it may take it later."""
+    """The server did not take the message. `again`: it may take it later."""
 
-    def __init__(self, problem: str, *, temporary: bool) -> None:
+    def __init__(self, problem: str, *, again: bool) -> None:
         super().__init__(problem)
-        self.temporary = temporary
+        self.again = again
 
 
 class MailUnknown(ReportedError):
@@ -53,12 +53,12 @@ class MailServer(msgspec.Struct, frozen=True, kw_only=True):
             _refused_for(connection.rcpt(recipient), "the recipient")
             self._hand_over(connection, message)
         except smtplib.SMTPServerDisconnected as error:
-            raise MailError(f"the mail server hung up: {error}", temporary=True) from error
+            raise MailError(f"the mail server hung up: {error}", again=True) from error
         except smtplib.SMTPResponseException as error:
-            temporary = error.smtp_code < 500 or isinstance(error, smtplib.SMTPAuthenticationError)
-            raise MailError(_said(error.smtp_code, error.smtp_error), temporary=temporary) from error
+            again = error.smtp_code < 500 or isinstance(error, smtplib.SMTPAuthenticationError)
+            raise MailError(_said(error.smtp_code, error.smtp_error), again=again) from error
         except (OSError, smtplib.SMTPException) as error:
-            raise MailError(f"the mail server cannot be reached: {error}", temporary=True) from error
+            raise MailError(f"the mail server cannot be reached: {error}", again=True) from error
         finally:
             if connection is not None:  # how it ends says nothing of the message
                 with suppress(OSError, smtplib.SMTPException):
@@ -84,20 +84,20 @@ class MailServer(msgspec.Struct, frozen=True, kw_only=True):
         content = _DOTS.sub(b"..", message.as_bytes()).removesuffix(b"\r\n")
         code, said = connection.docmd("DATA")
         if code != 354:
-            raise MailError(_said(code, said), temporary=code < 500)
+            raise MailError(_said(code, said), again=code < 500)
         try:
             connection.send(content + b"\r\n.\r\n")
             code, said = connection.getreply()
         except (OSError, smtplib.SMTPException) as error:
             raise MailUnknown(f"the mail server did not answer when it had the message: {error}") from error
         if code != 250:
-            raise MailError(_said(code, said), temporary=code < 500)
+            raise MailError(_said(code, said), again=code < 500)
 
 
 def _refused_for(answer: tuple[int, bytes], what: str) -> None:
     code, said = answer
     if code not in (250, 251):
-        raise MailError(f"{what} was refused: {_said(code, said)}", temporary=code < 500)
+        raise MailError(f"{what} was refused: {_said(code, said)}", again=code < 500)
 
 
 def _said(code: int, said: bytes | str) -> str:

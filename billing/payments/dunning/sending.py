@@ -86,7 +86,7 @@ class DunningWorker:
         except MailUnknown as error:
             await self._reminders.end(reminder, "unknown", str(error), subject)
         except MailError as error:
-            again = error.temporary and reminder.attempts + 1 < _MOST_ATTEMPTS
+            again = error.again and reminder.attempts + 1 < _MOST_ATTEMPTS
             await self._reminders.end(reminder, "queued" if again else "refused", str(error), subject)
             log.warning("a payment reminder was not sent", invoice=record.number, cause=str(error), again=again)
         else:

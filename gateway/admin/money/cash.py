@@ -214,13 +214,7 @@ class CashOperations:
         provider = self._gateway.services.payments
         if provider is None:
             return ProviderObject(provider=None, account=None, livemode=False, stand_in=False, key=None)
-        return ProviderObject(
-            provider=provider.name,
-            account=provider.account,
-            livemode=provider.livemode,
-            stand_in=provider.stand_in,
-            key=provider.fingerprint,
-        )
+        return show(ProviderObject, provider, provider=provider.name, key=provider.fingerprint)
 
     @operation("GET", f"{_PAYMENTS}/receipts", demands("payments.read", platform=True))
     async def list_all_receipts(

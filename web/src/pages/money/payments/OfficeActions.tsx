@@ -126,3 +126,26 @@ function Brought({ made }: { made: Schema<'BankStatementObject'> }) {
     />
   );
 }
+
+/** Sends a reminder again of which somebody decides that it has to be. */
+export function SendAgain({ reminder }: { reminder: Schema<'ReminderObject'> }) {
+  const refresh = useRefreshPayments();
+  if (reminder.state !== 'refused' && reminder.state !== 'unknown') return null;
+  return (
+    <ActionDialog
+      label="Send again"
+      title="Send the reminder again"
+      about={reminder.state === 'unknown' ? 'It was perhaps sent: it may come twice.' : undefined}
+      size="xs"
+      fields={[REASON]}
+      action="Send it again"
+      run={async (values) => {
+        const params = { path: { reminder: reminder.id } };
+        return (await api.POST(`${AT}/reminders/{reminder}/send-again`, { params, body: { reason: values.reason! } }))
+          .data!;
+      }}
+      done="A worker sends it."
+      onDone={refresh}
+    />
+  );
+}

@@ -5,16 +5,16 @@ import { getRouteApi } from '@tanstack/react-router';
 import { may, useMe } from '~/access/rights';
 import { api, query, type Schema } from '~/api/client';
 import { useTenants } from '~/app/TenantSwitcher';
-import type { Column } from '~/components/DataTable';
+import { type Column, DataTable } from '~/components/DataTable';
 import { Facts } from '~/components/Facts';
 import { Loaded } from '~/components/Loaded';
 import { Page } from '~/components/Page';
 import { PagedTable } from '~/components/PagedTable';
-import { Copied, Instant } from '~/components/values';
+import { Instant, Money } from '~/components/values';
 
 import { WordLink } from '../components/WordLink';
-import { DISPUTE_COLUMNS, RECEIPT_COLUMNS } from './columns';
-import { CloseTask, ImportStatement, ReceiptActions } from './OfficeActions';
+import { DISPUTE_COLUMNS, RECEIPT_COLUMNS, reminderColumns } from './columns';
+import { CloseTask, ImportStatement, ReceiptActions, SendAgain } from './OfficeActions';
 import { ModeNotice, providerName, ViewSelect } from './states';
 import { OFFICE_VIEWS, type OfficeView, officeView } from './views';
 
@@ -58,18 +58,16 @@ function ProviderFacts({ provider }: { provider: Schema<'ProviderObject'> }) {
   const tasks = query.useQuery('get', `${AT}/tasks`, { params: { query: { limit: MOST } } });
   const disputes = query.useQuery('get', `${AT}/disputes`, { params: { query: { limit: MOST } } });
   const waiting = disputes.data?.data.filter(({ state }) => state === 'open' || state === 'withdrawn').length;
+  const { account, livemode, key } = provider;
   const collected =
     provider.provider === null
       ? { value: 'bank transfer', about: '--stripe-file names the credentials of an account at Stripe.' }
-      : { value: providerName(provider), about: provider.livemode ? 'Live: real money moves.' : 'Test mode.' };
+      : { value: providerName(provider), about: `${livemode ? 'Live' : 'Test mode'}: account ${account}, key ${key}.` };
   return (
     <Facts
       label="Payments"
       facts={[
         { name: 'Collected by', ...collected },
-        ...(provider.account === null
-          ? []
-          : [{ name: 'Account', value: <Copied text={provider.account} />, about: `Key ${provider.key}` }]),
         waits('Unmatched payments', countOf(unmatched.data), 'unmatched'),
         waits('Open tasks', countOf(tasks.data), 'tasks'),
         waits('Disputes that are not decided', waiting, 'disputes'),
@@ -88,11 +86,12 @@ function waits(name: string, count: string | number | undefined, show: OfficeVie
 
 function OfficeList({ show, mayDecide }: { show: OfficeView; mayDecide: boolean }) {
   const tenants = useTenants() ?? [];
+  const nameOf = (id: string): string => tenants.find((tenant) => tenant.id === id)?.name ?? id;
   const tenantColumn = {
     header: 'Tenant',
     cell: ({ tenant_id }: { tenant_id: string | null }) => {
       if (tenant_id === null) return '–';
-      const tenant = tenants.find(({ id }) => id === tenant_id)?.name ?? tenant_id;
+      const tenant = nameOf(tenant_id);
       return <WordLink to={`/tenants/${encodeURIComponent(tenant)}/payments` as '/'}>{tenant}</WordLink>;
     },
   };
@@ -125,6 +124,22 @@ function OfficeList({ show, mayDecide }: { show: OfficeView; mayDecide: boolean 
         empty="No payment was disputed."
         queryKey={['get', `${AT}/disputes`]}
         read={async (after, signal) => (await api.GET(`${AT}/disputes`, { params: list(after), signal })).data!}
+      />
+    );
+  }
+  if (show === 'due') return <DueReminders nameOf={nameOf} />;
+  if (show === 'dunning') {
+    const columns = reminderColumns(nameOf);
+    columns.splice(1, 0, tenantColumn);
+    if (mayDecide) columns.push({ header: 'Again', cell: (reminder) => <SendAgain reminder={reminder} /> });
+    return (
+      <PagedTable
+        caption="Reminders of all tenants"
+        what="the reminders"
+        columns={columns}
+        empty="None was sent yet: --smtp-host names the mail server that they go to."
+        queryKey={['get', `${AT}/reminders`]}
+        read={async (after, signal) => (await api.GET(`${AT}/reminders`, { params: list(after), signal })).data!}
       />
     );
   }
@@ -186,3 +201,38 @@ const COMPARISONS: Column<Schema<'ReconciliationObject'>>[] = [
           )),
   },
 ];
+
+/** What the worker would send now: the same as `turnpike payments dunning --dry-run`. */
+function DueReminders({ nameOf }: { nameOf: (id: string) => string }) {
+  const due = query.useQuery('get', `${AT}/due-reminders`);
+  return (
+    <Loaded query={due} what="the reminders">
+      {({ data }) => (
+        <DataTable
+          caption="Reminders that are due"
+          columns={[
+            { header: 'Due since', cell: (one) => one.due },
+            { header: 'Tenant', cell: (one) => nameOf(one.tenant_id) },
+            {
+              header: 'Invoice',
+              cell: (one) => (
+                <WordLink
+                  to="/tenants/$tenant/invoices/$invoice"
+                  params={{ tenant: nameOf(one.tenant_id), invoice: one.invoice_id }}
+                >
+                  {one.number}
+                </WordLink>
+              ),
+            },
+            { header: 'Level', numeric: true, cell: (one) => one.level },
+            { header: 'To', cell: (one) => one.recipient || 'no address' },
+            { header: 'To pay', numeric: true, cell: (one) => <Money amount={one.left} currency={one.currency} /> },
+          ]}
+          rows={data}
+          rowKey={(one) => one.invoice_id}
+          empty="No reminder is due."
+        />
+      )}
+    </Loaded>
+  );
+}

@@ -1,7 +1,7 @@
 /** How a tenant pays: who collects, its card, money in advance, the automatic top-up. */
 import { Button, Group, Stack, Text } from '@mantine/core';
 
-import { api, type Schema } from '~/api/client';
+import { api, query, type Schema } from '~/api/client';
 
 import { ActionDialog } from '../components/ActionDialog';
 import { uuid7 } from '../components/uuid7';
@@ -186,6 +186,33 @@ export function RefundTopUp({ tenant, topUp }: { tenant: string; topUp: Schema<'
         return (await api.POST(`${AT}/top-ups/{top_up}/refunds`, { params, body })).data!;
       }}
       done="The refund was made; a worker sends it."
+      onDone={refresh}
+    />
+  );
+}
+
+/** Whether the tenant is reminded of invoices that are overdue. */
+export function ReminderAction({ tenant }: { tenant: string }) {
+  const refresh = useRefreshPayments();
+  const params = { path: { tenant } };
+  const policy = query.useQuery('get', `${AT}/reminder-policy`, { params });
+  if (policy.data === undefined) return null;
+  const { enabled, days } = policy.data;
+  return (
+    <ActionDialog
+      label={enabled ? 'Reminders: on' : 'Reminders: off'}
+      title="Reminders of overdue invoices"
+      about={`By e-mail with the invoice, ${days.join(', ')} days after an invoice was due.`}
+      fields={[
+        { name: 'enabled', label: 'Send reminders', kind: 'check', initial: enabled ? 'yes' : '' },
+        { name: 'reason', label: 'Reason', required: true, about: 'For the audit log.' },
+      ]}
+      action="Set"
+      run={async (values) => {
+        const body = { enabled: values.enabled === 'yes', reason: values.reason! };
+        return (await api.PUT(`${AT}/reminder-policy`, { params, body })).data!;
+      }}
+      done="It was set."
       onDone={refresh}
     />
   );

@@ -11,9 +11,9 @@ import { Page } from '~/components/Page';
 import { PagedTable } from '~/components/PagedTable';
 import { Instant, Money } from '~/components/values';
 
-import { DISPUTE_COLUMNS, RECEIPT_COLUMNS } from './columns';
+import { DISPUTE_COLUMNS, RECEIPT_COLUMNS, reminderColumns } from './columns';
 import { automaticState, ModeNotice, ProviderLink, providerName, topUpState, ViewSelect } from './states';
-import { AutomaticAction, RefundTopUp, TenantActions } from './TenantActions';
+import { AutomaticAction, ReminderAction, RefundTopUp, TenantActions } from './TenantActions';
 import { TENANT_VIEWS, type TenantView, tenantView } from './views';
 
 type Connection = Schema<'PaymentConnectionObject'>;
@@ -45,6 +45,7 @@ export function TenantPaymentsPage() {
         connection.data && (
           <>
             <TenantActions tenant={tenant} connection={connection.data} />
+            <ReminderAction tenant={tenant} />
             {isConnected && automatic.data && <AutomaticAction tenant={tenant} automatic={automatic.data} />}
           </>
         )
@@ -190,6 +191,20 @@ function TenantList({ tenant, show, mayRefund }: { tenant: string; show: TenantV
         empty="Nothing came in yet."
         queryKey={['get', `${AT}/cash-receipts`, tenant]}
         read={async (after, signal) => (await api.GET(`${AT}/cash-receipts`, { params: list(after), signal })).data!}
+      />
+    );
+  }
+  if (show === 'reminders') {
+    return (
+      <PagedTable
+        caption={`Reminders of ${tenant}`}
+        what="the reminders"
+        columns={reminderColumns(() => tenant)}
+        empty="No reminder was sent."
+        queryKey={['get', `${AT}/payment-reminders`, tenant]}
+        read={async (after, signal) =>
+          (await api.GET(`${AT}/payment-reminders`, { params: list(after), signal })).data!
+        }
       />
     );
   }

@@ -1,9 +1,10 @@
-/** The columns of money that came in and of disputes, which tenants and operators see alike. */
+/** The columns of money that came in, of disputes and of reminders, which tenants and operators see alike. */
 import type { Schema } from '~/api/client';
 import type { Column } from '~/components/DataTable';
 import { Instant, Money } from '~/components/values';
 
-import { disputeState, receiptState } from './states';
+import { WordLink } from '../components/WordLink';
+import { disputeState, receiptState, reminderState } from './states';
 
 export const RECEIPT_COLUMNS: Column<Schema<'ReceiptObject'>>[] = [
   { header: 'Came in', cell: (receipt) => <Instant at={receipt.received_at} /> },
@@ -35,3 +36,25 @@ export const DISPUTE_COLUMNS: Column<Schema<'DisputeObject'>>[] = [
     cell: (dispute) => <Money amount={dispute.moved} currency={dispute.currency} />,
   },
 ];
+
+/** `tenantOf`: the tenant of the path of an invoice's page. */
+export function reminderColumns(tenantOf: (tenantId: string) => string): Column<Schema<'ReminderObject'>>[] {
+  return [
+    { header: 'When', cell: (reminder) => <Instant at={reminder.sent_at ?? reminder.created_at} /> },
+    {
+      header: 'Invoice',
+      cell: (reminder) => (
+        <WordLink
+          to="/tenants/$tenant/invoices/$invoice"
+          params={{ tenant: tenantOf(reminder.tenant_id), invoice: reminder.invoice_id }}
+        >
+          {reminder.subject || 'its invoice'}
+        </WordLink>
+      ),
+    },
+    { header: 'Level', numeric: true, cell: (reminder) => reminder.level },
+    { header: 'State', cell: (reminder) => reminderState(reminder.state) },
+    { header: 'To', cell: (reminder) => reminder.recipient || '–' },
+    { header: 'Why', cell: (reminder) => reminder.problem ?? '–' },
+  ];
+}

@@ -1,5 +1,5 @@
 /** States of payments in people's words, and what the pages of payments share. */
-import { Alert, Anchor, NativeSelect } from '@mantine/core';
+import { Alert, Anchor, NativeSelect, Text } from '@mantine/core';
 import { useQueryClient } from '@tanstack/react-query';
 import type { ReactNode } from 'react';
 
@@ -38,6 +38,14 @@ const COLLECTIONS: Record<Schema<'CollectionObject'>['state'], Shown> = {
   differs: ['bad', 'differs at the provider'],
   refused: ['bad', 'refused by the provider'],
 };
+const REMINDERS: Record<Schema<'ReminderObject'>['state'], Shown> = {
+  queued: ['waiting', 'waits to be sent'],
+  sending: ['waiting', 'is being sent'],
+  sent: ['good', 'sent'],
+  refused: ['bad', 'refused'],
+  unknown: ['bad', 'perhaps sent'],
+  canceled: ['neutral', 'not needed'],
+};
 const AUTOMATIC: Record<Schema<'AutoTopUpObject'>['state'], Shown> = {
   on: ['good', 'on'],
   paused: ['bad', 'paused'],
@@ -52,6 +60,7 @@ export const topUpState = (state: keyof typeof TOP_UPS) => shown(TOP_UPS[state])
 export const receiptState = (state: keyof typeof RECEIPTS) => shown(RECEIPTS[state]);
 export const disputeState = (state: keyof typeof DISPUTES) => shown(DISPUTES[state]);
 export const collectionState = (state: keyof typeof COLLECTIONS) => shown(COLLECTIONS[state]);
+export const reminderState = (state: keyof typeof REMINDERS) => shown(REMINDERS[state]);
 export const automaticState = (state: keyof typeof AUTOMATIC) => shown(AUTOMATIC[state]);
 
 /** A link to a page of the provider, in a window of its own. */
@@ -73,12 +82,8 @@ interface Mode {
 export function ModeNotice({ mode }: { mode: Mode }) {
   if (mode.provider === null || mode.livemode) return null;
   return (
-    <Alert
-      variant="outline"
-      color="yellow.9"
-      role="note"
-      title={mode.stand_in ? 'Test mode: a fake Stripe' : 'Test mode'}
-    >
+    <Alert variant="outline" color="yellow.9" role="note">
+      <Text fw={700}>{mode.stand_in ? 'Test mode: a fake Stripe' : 'Test mode'}</Text>
       {mode.stand_in
         ? 'A stand-in on the gateway’s machine answers in the place of Stripe. No card is charged, and no money moves.'
         : 'The key is one of the provider’s test mode. No card is charged, and no money moves.'}
@@ -117,7 +122,7 @@ export function ViewSelect<View extends string>({ views, value, set }: ViewSelec
 export function useRefreshPayments(): () => void {
   const queries = useQueryClient();
   return () => {
-    const money = /payment|top-up|receipt|dispute|collection|balance|invoice|statement|grants/;
+    const money = /payment|reminder|top-up|receipt|dispute|collection|balance|invoice|statement|grants/;
     void queries.invalidateQueries({ predicate: ({ queryKey }) => money.test(String(queryKey[1])) });
   };
 }

@@ -1,11 +1,18 @@
 /** The lists that the pages of payments show, one at a time; which one stands in the URL. */
 import { oneOf, type Search } from '~/app/search';
 
-export const TENANT_VIEWS = { 'top-ups': 'Top-ups', receipts: 'Money that came in', disputes: 'Disputes' } as const;
+export const TENANT_VIEWS = {
+  'top-ups': 'Top-ups',
+  receipts: 'Money that came in',
+  disputes: 'Disputes',
+  reminders: 'Reminders',
+} as const;
 export const OFFICE_VIEWS = {
   unmatched: 'Unmatched payments',
   tasks: 'Open tasks',
   disputes: 'Disputes',
+  dunning: 'Reminders that were sent',
+  due: 'Reminders that are due',
   receipts: 'All money that came in',
   comparisons: 'Comparisons with the provider',
 } as const;
