@@ -52,7 +52,7 @@ async def with_stand_in(settings: Settings, base_url: str) -> AsyncIterator[Sett
         return
     from fake_stripe.standing import standing_fake
 
-    secret, console = new_secret(), f"{base_url}/console/tenants/demo/payments"
+    secret, console = new_secret(), f"{base_url}/console/"
     webhook = f"{base_url}/webhooks/stripe"
     async with standing_fake(folder / ACCOUNT_FILE, webhook, secret, port=settings.port + 1) as api:
         path = write_credentials(folder, api, console, secret)
