@@ -1,12 +1,14 @@
-"""An account: its objects by id, its clock, and the events that its changes make."""
+"""An account: its objects by id, its clock, and the events that its changes make. It can be kept in a file."""
 
 from __future__ import annotations
 
 import copy
-import itertools
+import json
+import os
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from fake_stripe.errors import missing
@@ -26,18 +28,48 @@ class Account:
         self.on_event: Callable[[Object], None] = lambda event: None
         self.on_money: Callable[[Account, Object], None] = lambda account, intent: None
         self.ahead_s = 0
-        self._numbers: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
+        self.stand_at: int | None = None
+        """Where its clock stands, if it does."""
+        self.pages = ""
+        """The base address of its own pages (`fake_stripe.pages`); without one their links lead nowhere."""
+        self._numbers: Counter[str] = Counter()
+
+    @classmethod
+    def load(cls, path: Path) -> Account:
+        """The account that `save` kept. Raises OSError, ValueError."""
+        kept = json.loads(path.read_text())
+        made = cls(kept["id"], livemode=kept["livemode"])
+        made.objects, made.events, made._numbers = kept["objects"], kept["events"], Counter(kept["numbers"])
+        return made
+
+    def save(self, path: Path) -> None:
+        """Keep all that the account has in a file that its owner alone can read. Raises OSError."""
+        kept = {"id": self.id, "livemode": self.livemode, "numbers": self._numbers}
+        kept |= {"objects": self.objects, "events": self.events}
+        part = path.with_suffix(".part")
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(kept, file, default=str)
+        part.replace(path)
+
+    def page_of(self, kind: str, identity: str) -> str:
+        """The address of a page for people, such as Checkout's."""
+        return f"{self.pages}/{kind}/{identity}" if self.pages else f"https://{kind}.fake.invalid/{identity}"
 
     def now(self) -> int:
         """Seconds since the Unix epoch, on a clock that tests may advance."""
-        return int(time.time()) + self.ahead_s
+        return int(time.time()) + self.ahead_s if self.stand_at is None else self.stand_at
 
     def add(self, kind: str, prefix: str, **values: Any) -> Object:
         """A new object, whose id follows from how many there were."""
-        identity = f"{prefix}_fake{next(self._numbers[prefix]):06}"
+        identity = self._next(prefix)
         made = {"id": identity, "object": kind, "created": self.now(), "livemode": self.livemode, **values}
         self.objects[identity] = made
         return made
+
+    def _next(self, prefix: str) -> str:
+        self._numbers[prefix] += 1
+        return f"{prefix}_fake{self._numbers[prefix]:06}"
 
     def find(self, kind: str, identity: str) -> Object:
         """An object of this kind. Raises StripeError."""
@@ -57,7 +89,7 @@ class Account:
     def emit(self, type_: str, about: Object) -> Object:
         """An event about an object as it is now."""
         event = {
-            **{"id": f"evt_fake{next(self._numbers['evt']):06}", "object": "event", "api_version": API_VERSION},
+            **{"id": self._next("evt"), "object": "event", "api_version": API_VERSION},
             **{"created": self.now(), "livemode": self.livemode, "type": type_, "pending_webhooks": 1},
             **{"request": None, "data": {"object": copy.deepcopy(about)}},
         }

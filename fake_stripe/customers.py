@@ -77,7 +77,7 @@ def create_portal(account: Account, given: Object) -> Object:
     """A link to the page on which a customer changes card and address."""
     account.find("customer", given.get("customer", ""))
     made = account.add("billing_portal.session", "bps", **given)
-    made["url"] = f"https://billing.fake.invalid/{made['id']}"
+    made["url"] = account.page_of("billing", made["id"])
     return made
 
 

@@ -131,7 +131,7 @@ def finalize_invoice(account: Account, given: Object, id: str) -> Object:
     number = invoice["number"] or f"FAKE-{invoice['id']}"
     if any(one["number"] == number and one["status"] != "draft" for one in account.every("invoice")):
         raise StripeError(400, f"The number {number} is taken", code="invoice_number_taken", param="number")
-    invoice.update(status="open", number=number, hosted_invoice_url=f"https://invoice.fake.invalid/{id}")
+    invoice.update(status="open", number=number, hosted_invoice_url=account.page_of("invoice", id))
     invoice["auto_advance"] = given.get("auto_advance", invoice.get("auto_advance", False))
     _emit(account, "invoice.finalized", invoice)
     if invoice["auto_advance"] and invoice.get("collection_method") == "charge_automatically":

@@ -146,7 +146,7 @@ def create_session(account: Account, given: Object) -> Object:
         raise StripeError(400, "currency is required in setup mode", param="currency")
     start: Object = {"metadata": {}, "payment_intent": None, "setup_intent": None, "payment_status": "unpaid"}
     session = account.add("checkout.session", "cs", **{"status": "open", **start, **given})
-    session.update(amount_total=amount, currency=currency, url=f"https://checkout.fake.invalid/{session['id']}")
+    session.update(amount_total=amount, currency=currency, url=account.page_of("checkout", session["id"]))
     return session
 
 

@@ -13,6 +13,7 @@ from fake_stripe import customers, disputes, invoices, payments
 from fake_stripe.account import Account
 from fake_stripe.errors import StripeError
 from fake_stripe.faults import Faults
+from fake_stripe.pages import Page, answer_page
 from fake_stripe.routes import find_route
 from fake_stripe.typed_parameters import check_parameters, decode_form
 
@@ -51,9 +52,9 @@ class FakeStripe:
         self._server: asyncio.Server | None = None
         self._connections: dict[asyncio.Task[None], asyncio.StreamReader] = {}
 
-    async def start(self) -> str:
-        """Listen on a free port of the loopback; returns the base address."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+    async def start(self, port: int = 0) -> str:
+        """Listen on a port of the loopback, by default a free one; returns the base address. Raises OSError."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
         host, port = self._server.sockets[0].getsockname()[:2]
         return f"http://{host}:{port}"
 
@@ -86,10 +87,11 @@ class FakeStripe:
                 }
                 length = min(int(headers.get("content-length") or 0), _MOST_BODY)
                 body = (await reader.readexactly(length)).decode()
-                answer = self.answer(method, target, headers, body)
-                if answer is None:
+                page = answer_page(self.account, method, target, body) if self.account.pages else None
+                answer = self.answer(method, target, headers, body) if page is None else None
+                if page is None and answer is None:
                     return
-                writer.write(_response(answer))
+                writer.write(_page(page) if page is not None else _response(answer))
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             return
@@ -151,7 +153,15 @@ def _refusal(fault: str | None) -> Answer | None:
     return None
 
 
-def _response(answer: Answer) -> bytes:
+def _page(page: Page) -> bytes:
+    content = page.html.encode()
+    head = [f"HTTP/1.1 {page.status} -", "content-type: text/html; charset=utf-8", f"content-length: {len(content)}"]
+    head += [f"location: {page.location}"] if page.location else []
+    return "\r\n".join([*head, "", ""]).encode() + content
+
+
+def _response(answer: Answer | None) -> bytes:
+    assert answer is not None, "a connection without an answer is closed"
     content = json.dumps(answer.body).encode()
     head = [f"HTTP/1.1 {answer.status} -", "content-type: application/json", f"content-length: {len(content)}"]
     head += ["idempotent-replayed: true"] if answer.replayed else []

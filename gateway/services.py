@@ -70,7 +70,7 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     X-Forwarded-For is believed. `database_timeout`: how long a request waits for the
     database before it is answered with 503. `waterfall_days`: how long the worker keeps where the time of
     requests went, and which were refused; 0: not at all. `cors_origins`: whose pages may call /v1 from a browser, "*"
-    for all.
+    for all. `reminder_days`: days after an invoice's due date at which the worker reminds of it.
     """
 
     body_limit: int = 8 * 1024 * 1024
@@ -91,6 +91,7 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     waterfall_days: float = 7.0
     timeouts: RequestTimeouts = field(default_factory=RequestTimeouts)
     cors_origins: tuple[str, ...] = ()
+    reminder_days: tuple[int, ...] = (3, 14, 30)
 
 
 class GatewayServices(Struct, frozen=True, kw_only=True):

@@ -196,7 +196,7 @@ TENANT_TABLES = frozenset(
         *("cache_request", "cache_prefix", "cache_day", "cache_history_day", "request_waterfall", "refused_request"),
         *("audit_entry", "audit_chain", "audit_anchor", "service_hour"),
         *("payment_customer", "auto_top_up", "top_up", "pushed_document", "cash_receipt", "payment_refund"),
-        *("payment_dispute", "finance_task"),
+        *("payment_dispute", "finance_task", "payment_reminder", "reminder_policy"),
         *("stored_response", "stored_response_events", "response_policy", "idempotency_claim"),
         *("stored_file", "batch", "batch_line", "batch_part"),
         *("receipt_day", "receipt_policy"),
@@ -221,7 +221,7 @@ AUDITED_TABLES = frozenset(
         *("cache_scope_key", "shared_prefix", "gateway_epoch", "response_policy", "receipt_policy"),
         *("user_account", "credential", "membership", "pending_change", "rate_limit"),
         *("payment_customer", "auto_top_up", "top_up", "pushed_document", "cash_receipt", "payment_refund"),
-        *("payment_dispute", "finance_task"),
+        *("payment_dispute", "finance_task", "payment_reminder", "reminder_policy"),
         "test_clock",
     )
 )

@@ -87,6 +87,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         *("engine/quantization/encoding.py", "engine/startup/weight_formats.py"),
         *("billing/reservation/hooked_holds.py", "gateway/admin/tenants/receipt_policies.py"),
         *("turnpike/demonstration/texts.py", "turnpike/demonstration/past.py"),
+        "turnpike/demonstration/stand_in.py",
         "billing/payments/stripe_api/http_client.py",
     ),
 }

@@ -188,7 +188,9 @@ class AdminServices:
         from gateway.services import GatewayOptions
 
         return GatewayOptions(
-            response_retention=self.settings.response_retention, waterfall_days=self.settings.waterfall_keep_days
+            response_retention=self.settings.response_retention,
+            waterfall_days=self.settings.waterfall_keep_days,
+            reminder_days=self.settings.reminder_levels,
         )
 
     @property

@@ -18,7 +18,9 @@ from billing.tables.payments import (
     payment_customer,
     payment_dispute,
     payment_refund,
+    payment_reminder,
     pushed_document,
+    reminder_policy,
     top_up,
 )
 from billing.tables.receipts import receipt_policy
@@ -87,10 +89,12 @@ CASH_RECEIPTS = _whole(cash_receipt)
 PAYMENT_REFUNDS = _whole(payment_refund)
 DISPUTES = _whole(payment_dispute)
 FINANCE_TASKS = _whole(finance_task)
+PAYMENT_REMINDERS = _whole(payment_reminder)
+REMINDER_POLICIES = _whole(reminder_policy)
 
 RECORDED_TABLES = (
     *(SELLERS, BUYERS, BUDGETS, CREDIT_LINES, CHANGES, EXPORTS, RECEIPT_POLICIES),
     *(PAYMENT_CUSTOMERS, AUTO_TOP_UPS, TOP_UPS, PUSHED_DOCUMENTS, CASH_RECEIPTS, PAYMENT_REFUNDS, DISPUTES),
-    FINANCE_TASKS,
+    *(FINANCE_TASKS, PAYMENT_REMINDERS, REMINDER_POLICIES),
 )
 """Every one of them. Whoever changes a row of one gives its digest to `record_change`."""

@@ -243,6 +243,10 @@ class PaymentProvider(Protocol):
         """Whether it moves real money."""
 
     @property
+    def stand_in(self) -> bool:
+        """Whether a stand-in on this machine answers in its place, as in the demonstration."""
+
+    @property
     def account(self) -> str:
         """The account whose credentials we have."""
 

@@ -17,7 +17,7 @@ from audit_log.recorded_rows import RecordedTable, digest_row
 
 _SAID = (
     *("state", "amount", "currency", "provider_id", "payment_id", "code", "problem", "reason", "purpose", "url"),
-    *("collection", "method_text", "moved", "kind", "text", "failures"),
+    *("collection", "method_text", "moved", "kind", "text", "failures", "level", "recipient", "enabled"),
 )
 """Columns that entries show."""
 

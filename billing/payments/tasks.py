@@ -20,7 +20,7 @@ from storage.free_text import REASON, check_text
 
 TaskKind = Literal[
     "document_differs", "document_refused", "changed_by_hand", "unmatched_money", "dispute", "refund_failed",
-    "top_up_paused", "invoice_overdue", "payment_failed", "unreconciled", "unknown_object",
+    "top_up_paused", "invoice_overdue", "payment_failed", "unreconciled", "unknown_object", "reminder_failed",
 ]  # fmt: skip
 _TASK = finance_task.c
 

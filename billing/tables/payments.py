@@ -264,6 +264,48 @@ finance_task = Table(
 )
 """What somebody has to look at: a document that differs at the provider, an invoice that was voided there by hand."""
 
+payment_reminder = Table(
+    "payment_reminder",
+    Base.metadata,
+    Column("id", Id, primary_key=True),
+    Column("tenant_id", Id, nullable=False, index=True),
+    Column("invoice_id", Id, ForeignKey("invoice.id"), nullable=False),
+    Column("level", Integer, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("recipient", Text, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("problem", Text, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("due_at", Count, nullable=False),
+    Column("sent_at", Count, nullable=True),
+    Column("created_at", Count, nullable=False),
+    Column("updated_at", Count, nullable=False),
+    CheckConstraint("state IN ('queued', 'sending', 'sent', 'refused', 'unknown', 'canceled')", name="state"),
+    CheckConstraint("level >= 1", name="level"),
+    CheckConstraint("state <> 'sent' OR sent_at IS NOT NULL", name="sent"),
+    UniqueConstraint("invoice_id", "level"),
+    Index(
+        "ix_payment_reminder_waiting",
+        "due_at",
+        sqlite_where=text("state IN ('queued', 'sending')"),
+        postgresql_where=text("state IN ('queued', 'sending')"),
+    ),
+    **STRICT,
+)
+"""An e-mail about an invoice that is overdue: of each level one. `sending` is a worker's claim, made before anything is
+sent; what became of it is `unknown` where the claim was never ended."""
+
+reminder_policy = Table(
+    "reminder_policy",
+    Base.metadata,
+    Column("tenant_id", Id, primary_key=True),
+    Column("enabled", Integer, nullable=False),
+    Column("updated_at", Count, nullable=False),
+    CheckConstraint("enabled IN (0, 1)", name="enabled"),
+    **STRICT,
+)
+"""Whether a tenant gets reminders; without a row it does."""
+
 payment_reconciliation = Table(
     "payment_reconciliation",
     Base.metadata,

@@ -27,6 +27,7 @@ from gateway.admin.money.cash import CashOperations
 from gateway.admin.money.grants import GrantOperations
 from gateway.admin.money.price_books import BookOperations
 from gateway.admin.money.prices import PriceOperations
+from gateway.admin.money.reminders import ReminderOperations
 from gateway.admin.money.terms import TermsOperations
 from gateway.admin.money.top_ups import TopUpOperations
 from gateway.admin.operation import operations_of
@@ -69,7 +70,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         *(BudgetOperations, KeyOperations, OperatorKeyOperations, LimitOperations),
         *(BalanceOperations, GrantOperations, PriceOperations, BookOperations, TermsOperations),
         *(InvoiceOperations, InvoiceLineOperations, InvoiceFileOperations, InvoiceChangeOperations),
-        *(TopUpOperations, CashOperations),
+        *(TopUpOperations, CashOperations, ReminderOperations),
         *(InvoiceVerificationOperations, PartyOperations, PeriodOperations),
         *(ApprovalOperations, DrainingOperations, PlatformOperations, FleetOperations),
         *(OverviewOperations, UsageOperations, AuditOperations),

@@ -31,6 +31,7 @@ PATH_PARAMETERS: Mapping[str, tuple[str, Any]] = {
     "project": ("The name of a project, or `project_<hex>`.", "search"),
     "project_id": ("The id of a project.", "01934f6e-0d2a-7b3c-8e51-a9c4d7f60b12"),
     "receipt": ("The id of money that came in.", "01934f6e-0d2a-7b3c-8e51-a9c4d7f60b12"),
+    "reminder": ("The id of a reminder.", "01934f6e-0d2a-7b3c-8e51-a9c4d7f60b12"),
     "replica": ("The name of a replica.", "replica-0"),
     "request": ("The id of a request.", f"req_{_HEX}"),
     "response": ("The id of a kept response.", f"resp_{_HEX}"),

@@ -82,6 +82,7 @@ WITHOUT_ENTRY = {
             "payments reconciliations",
             "payments invoice",
             "payments push-again",
+            *("payments dunning", "payments dunning-again", "payments dunning-on", "payments dunning-off"),
         ),
         "needs a payment provider: what changes leaves entries in tests/gateway/admin/test_payments.py",
     ),

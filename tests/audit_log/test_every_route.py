@@ -61,6 +61,8 @@ RECORDED = {
     **{f"POST {_ADMIN}/payments/receipts/{{receipt:str}}/{verb}": "cash" for verb in ("apply", "return")},
     f"POST {_ADMIN}/payments/statements": "cash",
     f"POST {_ADMIN}/payments/tasks/{{task:str}}/close": "finance_task",
+    f"POST {_ADMIN}/payments/reminders/{{reminder:str}}/send-again": "payment_reminder",
+    f"PUT {_TENANT}/reminder-policy": "reminder_policy",
     f"POST {_TENANT}/refunds": "refund",
     f"POST {_TENANT}/terms": "terms",
     **{f"POST {base}/exports": "export" for base in (_TENANT, "/v1")},

@@ -8,6 +8,7 @@ from typing import Any
 
 from turnpike.api.actions import Cell, Flag, add_action, add_work, print_json
 from turnpike.api.client import Api
+from turnpike.command_context import print_table
 from turnpike.command_line import CommandError, CommandParser
 
 _AMOUNT = "in the currency's units, such as 25.00"
@@ -160,6 +161,7 @@ def _add_office(parser: CommandParser) -> None:
         flags={"task": "its id", "reason": _REASON},
         show="task {id} is {state}",
     )
+    _add_dunning(parser)
     runs: dict[str, Cell] = {
         **{"id": "id", "since": "since", "until": "until", "payments": "payments", "invoices": "invoices"},
         **{"missed events": "missed_events", "differences": lambda run: len(run["differences"])},
@@ -189,6 +191,56 @@ def _add_office(parser: CommandParser) -> None:
         flags={"reason": _REASON},
         show="it is {state}; a worker pushes it",
     )
+
+
+def _add_dunning(parser: CommandParser) -> None:
+    text = "reminders of overdue invoices by e-mail: those that were sent, or would be now"
+    dunning = add_work(parser, "dunning", text, _dunning)
+    dunning.add_argument("--dry-run", action="store_true", help="what the worker would send now; nothing is sent")
+    add_action(
+        parser,
+        "dunning-again",
+        "send a reminder that was refused, or may have been sent: it may come twice",
+        "send_reminder_again",
+        arguments=("reminder",),
+        flags={"reminder": "its id", "reason": _REASON},
+        show="reminder {id} is {state}; a worker sends it",
+    )
+    for name, words in (("dunning-off", "send a tenant no reminders"), ("dunning-on", "send a tenant reminders again")):
+        switch = add_work(parser, name, words, _dunning_on if name == "dunning-on" else _dunning_off)
+        switch.add_tenant_first()
+        switch.add_argument("--reason", required=True, help=_REASON.help)
+
+
+async def _dunning(api: Api, parsed: argparse.Namespace) -> None:
+    columns: tuple[str, ...]
+    if parsed.dry_run:
+        answer = await api.call("list_due_reminders")
+        columns = ("due", "number", "level", "recipient", "left", "currency", "tenant_id")
+    else:
+        answer = await api.call("list_all_reminders", limit=100)
+        columns = ("id", "created_at", "level", "state", "recipient", "subject", "problem")
+    if print_json(parsed, answer):
+        return
+    rows = [["" if row[column] is None else row[column] for column in columns] for row in answer["data"]]
+    if rows:
+        print_table(columns, rows)
+    else:
+        print("none")
+
+
+async def _dunning_on(api: Api, parsed: argparse.Namespace) -> None:
+    await _set_dunning(api, parsed, enabled=True)
+
+
+async def _dunning_off(api: Api, parsed: argparse.Namespace) -> None:
+    await _set_dunning(api, parsed, enabled=False)
+
+
+async def _set_dunning(api: Api, parsed: argparse.Namespace, *, enabled: bool) -> None:
+    answer = await api.call("set_reminder_policy", tenant=parsed.tenant, enabled=enabled, reason=parsed.reason)
+    if not print_json(parsed, answer):
+        print(f"{parsed.tenant} gets {'reminders' if answer['enabled'] else 'no reminders'}")
 
 
 def _show_provider(one: dict[str, Any], _: argparse.Namespace) -> str:

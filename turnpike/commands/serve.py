@@ -97,6 +97,13 @@ def _sole_owner(folder: Path) -> Iterator[None]:
 
 
 async def _serve(settings: Settings, sockets: Sockets) -> int:
+    from turnpike.demonstration.stand_in import with_stand_in
+
+    async with with_stand_in(settings, listener.url(sockets.api)) as own:
+        return await _serve_with(own, sockets)
+
+
+async def _serve_with(settings: Settings, sockets: Sockets) -> int:
     from gateway.served_models.registry import ModelRegistry
     from turnpike.admin_services import open_admin_services, read_secrets_of_serve
     from turnpike.processes.gateway import open_gateway_services

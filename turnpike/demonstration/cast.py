@@ -122,6 +122,24 @@ QUILLSTONE = Customer(
     ),
     paid_in=400,
 )
+TIDEWATER = Customer(
+    name="tidewater",
+    currency="USD",
+    buyer=Buyer(
+        seller=SELLER.id,
+        name="Tidewater Software Ltd.",
+        address=["18 Barrington Street"],
+        postal_code="B3J 1Z2",
+        city="Halifax",
+        country="CA",
+        email="accounts@tidewater.example",
+        payment_days=14,
+    ),
+    projects=("translations",),
+    people=(Person("paula.reid@tidewater.example", "Paula Reid", "owner"),),
+    credit_line=500,
+)
+"""Its invoices are pushed to the payment provider, and its card is charged."""
 VISITOR = Customer(
     name="demo",
     currency="USD",
@@ -138,4 +156,4 @@ VISITOR = Customer(
     paid_in=100,
 )
 """The tenant whose key `turnpike serve` shows."""
-CUSTOMERS = (NORDLICHT, QUILLSTONE, VISITOR)
+CUSTOMERS = (NORDLICHT, QUILLSTONE, TIDEWATER, VISITOR)

@@ -18,6 +18,7 @@ from turnpike.demonstration.cast import NORDLICHT, VISITOR
 from turnpike.demonstration.deliveries import add_endpoints, order_exports, past_dispatcher
 from turnpike.demonstration.office import Office, OwnPrices
 from turnpike.demonstration.past import DAY, HOUR, SECOND, Past, in_the_past
+from turnpike.demonstration.payments import PastPayments, open_past_payments
 from turnpike.demonstration.people import Population, set_up
 from turnpike.demonstration.requests import Done, PastRequests, PayerName, open_past_requests
 from turnpike.demonstration.traffic import Ask, asked_in, asked_lately
@@ -78,9 +79,14 @@ async def make(
             past.move_to(months.first - 4 * DAY)
             population = await set_up(admin, past)
             timed_from = months.now - int(settings.waterfall_keep_days * DAY)
-            async with open_past_requests(admin, timed_from) as requests:
+            async with (
+                open_past_requests(admin, timed_from) as requests,
+                open_past_payments(admin, past, population) as payments,
+            ):
                 office = Office(admin, past, population, own_prices, months.pause)
-                making = _Making(admin, past, population, requests=requests, months=months, office=office)
+                making = _Making(
+                    admin, past, population, requests=requests, months=months, office=office, payments=payments
+                )
                 done = await making.run(seed, progress)
             visitor = next(key for (customer, _, _), key in population.keys.items() if customer == VISITOR.name)
             return done, visitor
@@ -96,6 +102,7 @@ class _Making:
         requests: PastRequests,
         months: Months,
         office: Office,
+        payments: PastPayments,
     ) -> None:
         self._admin = admin
         self._past = past
@@ -103,6 +110,7 @@ class _Making:
         self._requests = requests
         self._months = months
         self._office = office
+        self._payments = payments
         self._dispatcher = past_dispatcher(admin)
         self._leases = LeaseStore(admin.database)
         self._used: set[PayerName] = set()
@@ -144,21 +152,29 @@ class _Making:
 
     def _acts(self) -> Iterator[tuple[int, Act]]:
         """What people do, and when."""
-        office, months, first = self._office, self._months, self._months.first
+        office, months, first, payments = self._office, self._months, self._months.first, self._payments
         yield first - 3 * DAY, office.open_shop
         yield first - 2 * DAY, office.set_bounds
         yield first - 2 * DAY + HOUR, office.greet_visitor
         yield first - DAY, lambda: add_endpoints(self._admin, self._all)
+        yield first - 20 * HOUR, payments.connect
         yield first + 8 * DAY + 9 * HOUR, office.change_keys
         yield first + 12 * DAY + 10 * HOUR, office.top_up
+        yield first + 14 * DAY, payments.top_up
         yield first + 15 * DAY, office.lower_prices
         yield self._suspended_from, office.suspend_prototype
         yield months.part(20, 27 * HOUR), lambda: office.bill(months.billed)
+        yield months.part(30, 2 * DAY), payments.charge_by_itself
         yield months.part(45, 4 * DAY), lambda: office.credit_some(months.billed)
         yield months.part(60, 9 * DAY), lambda: office.be_paid(months.billed)
+        yield months.part(65, 10 * DAY), lambda: payments.import_bank(months.billed)
+        yield months.part(70, 11 * DAY), payments.dispute
+        yield months.now - 6 * months.pause, payments.be_declined
         yield months.now - 5 * months.pause, office.invite
         yield months.now - 4 * months.pause, office.wait_for_approval
         yield months.now - 3 * months.pause, self._order_exports
+        yield months.now - 2 * months.pause, payments.remind
+        yield months.now - months.pause, payments.compare
 
     async def _order_exports(self) -> None:
         await order_exports(self._admin, self._all, self._past, self._months.billed)
@@ -167,6 +183,7 @@ class _Making:
         await self._requests.record()
         self._past.move_to(at)
         await act()
+        await self._payments.work()
         await self._deliver()
 
     async def _keep_up(self) -> None:

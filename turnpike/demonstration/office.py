@@ -24,7 +24,7 @@ from billing.prices.grid import times
 from billing.prices.price_books import PriceBooks
 from billing.prices.sheets import PriceProposal, PriceSheet
 from billing.prices.version import EVERY_LANE, Cell
-from billing.rating.terms import ContractTerms, Discount, Step, Tiers
+from billing.rating.terms import ContractTerms, Discount, Minimum, Step, Tiers
 from billing.usage import LEASE_CLASSES, UsageEvent
 from tenancy.administration.suspension import Suspensions
 from tenancy.rate_limits import Limits, LimitSubject
@@ -39,6 +39,7 @@ from turnpike.demonstration.cast import (
     QUILLSTONE,
     SELLER,
     SMALL,
+    TIDEWATER,
     VISITOR,
     Prices,
 )
@@ -142,6 +143,10 @@ class Office:
             )
             period = self._period(self._past.now + 5 * DAY)
             await admin.contracts.put(nordlicht, terms, period, by=BEN, reason="frame contract 2026-31")
+            least = ContractTerms(minimum=Minimum(amount_pico=49 * PICO))
+            await admin.contracts.put(
+                made.tenants[TIDEWATER.name], least, period, by=BEN, reason="the smallest contract"
+            )
 
     async def set_bounds(self) -> None:
         """Limits and budgets, as the customers' own people set them."""

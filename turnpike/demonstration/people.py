@@ -15,7 +15,7 @@ from tenancy.rights.principals import Membership, Principal
 from tenancy.users.accounts import User
 from tenancy.users.identifiers import user_public_id
 from turnpike.admin_services import AdminServices
-from turnpike.demonstration.cast import CUSTOMERS, NORDLICHT, OPERATORS, QUILLSTONE, Customer, Person
+from turnpike.demonstration.cast import CUSTOMERS, OPERATORS, Customer, Person
 from turnpike.demonstration.past import DAY, Past
 from turnpike.demonstration.requests import PayerName
 from turnpike.demonstration.traffic import PROGRAMS
@@ -103,7 +103,7 @@ async def sign_in_links(admin: AdminServices, base_url: str) -> str:
     DatabaseUnavailable."""
     users, lines = admin.users, []
     people = [(person, "platform") for person in OPERATORS[1:]]
-    people += [(person, customer.name) for customer in (NORDLICHT, QUILLSTONE) for person in customer.people]
+    people += [(person, customer.name) for customer in CUSTOMERS for person in customer.people]
     for person, where in people:
         user = await users.accounts.find(person.email)
         path = (await users.links.create(user.id, "sign_in", users.clock())).path

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from gateway.generation_request import Dialect
 from storage.database.base import from_instant
-from turnpike.demonstration.cast import LARGE, NORDLICHT, OWN, QUILLSTONE, SMALL, VISITOR
+from turnpike.demonstration.cast import LARGE, NORDLICHT, OWN, QUILLSTONE, SMALL, TIDEWATER, VISITOR
 from turnpike.demonstration.past import DAY, HOUR, MINUTE, SECOND
 from turnpike.demonstration.texts import prose, question
 
@@ -86,6 +86,10 @@ PROGRAMS = (
         customer=QUILLSTONE.name, project="code-review", key="merge bot", model=LARGE, dialect="openai",
         sessions=6, turns=2, pause_s=25, system=700, document=900, documents=0, from_hour=15, until_hour=23,
         output=400,
+    ),
+    Program(
+        customer=TIDEWATER.name, project="translations", key="translator", model=SMALL, dialect="openai",
+        sessions=3, turns=2, pause_s=60, system=400, document=500, documents=3, from_hour=12, until_hour=20,
     ),
     Program(
         customer=VISITOR.name, project="default", key="first steps", model=OWN, dialect="openai",

@@ -119,6 +119,7 @@ async def open_gateway_services(
                 waterfall_days=settings.waterfall_keep_days,
                 timeouts=RequestTimeouts(request=settings.request_timeout),
                 cors_origins=settings.allowed_origins,
+                reminder_days=settings.reminder_levels,
             ),
         )
     finally:

@@ -21,6 +21,9 @@ from billing.exports.jobs import ExportJobs
 from billing.exports.journal import parse_account_codes
 from billing.integrity.seal_checkpoints import write_checkpoint
 from billing.invoices.accounting.deferral import earn_lapsed_commitments
+from billing.payments.dunning.letters import load_letters
+from billing.payments.dunning.mail import MailServer
+from billing.payments.dunning.sending import DunningWorker
 from billing.payments.inbox import PaymentInbox
 from billing.payments.jobs import PaymentJobs
 from billing.payments.provider import ProviderRefused, ProviderUnavailable
@@ -41,14 +44,14 @@ from response_store.idempotency import forget_expired_claims
 from response_store.store import FORGOTTEN, forget_expired
 from storage.backoff import Backoff
 from storage.database.database import JOB_STATEMENT_S, Database, DatabaseUnavailable, StatementTimeout
-from tenancy.directory import project_public_id
+from tenancy.directory import Directory, project_public_id
 from tenancy.repositories import Tenancy
 from turnpike.admin_services import AdminServices, address_policy
 from turnpike.processes.lease_upkeep import LeaseUpkeep
 from turnpike.processes.registers import ask
 from turnpike.settings.data_folder import read_secrets
 from turnpike.settings.secrets import Secrets
-from turnpike.settings.settings import Settings
+from turnpike.settings.settings import SettingError, Settings
 from waterfall.refused_requests import RefusedRequestStore
 from waterfall.store import WaterfallStore
 from webhooks.dispatch import REMOVAL_BATCH, Dispatcher
@@ -225,6 +228,7 @@ def jobs(admin: AdminServices, database: Database) -> list[Job]:
 
     return [
         *payment_jobs(admin, database),
+        *dunning_jobs(admin),
         Job("sweep", 30.0, sweep),
         Job("export", 2.0, export),
         Job("webhooks", 1.0, dispatcher.run),
@@ -264,6 +268,30 @@ def payment_jobs(admin: AdminServices, database: Database) -> list[Job]:
         return False
 
     return [Job("payments", 2.0, worker.run), Job("payment reconciliation", 600.0, reconcile)]
+
+
+def dunning_jobs(admin: AdminServices) -> list[Job]:
+    """Remind of invoices that are overdue; none without a mail server. Raises SettingError, InvalidLetter."""
+    settings = admin.settings
+    days, letters = settings.reminder_levels, load_letters(settings.reminder_folder)
+    if not settings.smtp_host or not days:
+        return []
+    if "@" not in settings.mail_from:
+        raise SettingError("mail_from: reminders need a sender, such as billing@example.com")
+    server = MailServer(
+        host=settings.smtp_host,
+        port=settings.smtp_port,
+        encryption=settings.smtp_encryption,
+        user=settings.smtp_user,
+        password_file=settings.smtp_password_file,
+        sender=settings.mail_from,
+    )
+
+    async def name_of(tenant_id: UUID) -> str:
+        return (await Directory(admin.database).tenant_names([tenant_id]))[tenant_id]
+
+    worker = DunningWorker(admin.database, server, letters, days, console=settings.console_url, names=name_of)
+    return [Job("reminders", 600.0, worker.run)]
 
 
 def webhook_dispatcher(

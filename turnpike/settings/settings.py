@@ -463,6 +463,35 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             *(SERVE, GATEWAY, WORKER, ADMIN),
         ),
     ] = ""
+    smtp_host: Annotated[
+        str, _about("mail server that reminders of overdue invoices go to; empty: none are sent", SERVE, WORKER)
+    ] = ""
+    smtp_port: Annotated[int, _about("port of the mail server", SERVE, WORKER, at_least=1, at_most=65_535)] = 587
+    smtp_encryption: Annotated[
+        Literal["starttls", "tls", "none"],
+        _about("how the mail server is spoken to: TLS after STARTTLS, TLS at once, or in clear", SERVE, WORKER),
+    ] = "starttls"
+    smtp_user: Annotated[str, _about("user at the mail server; empty: nobody signs in", SERVE, WORKER)] = ""
+    smtp_password_file: Annotated[
+        str, _about("file with the user's password; it is read at each message", SERVE, WORKER)
+    ] = ""
+    mail_from: Annotated[str, _about("sender of reminders, such as 'Billing <billing@example.com>'", SERVE, WORKER)] = (
+        ""
+    )
+    reminder_days: Annotated[
+        str,
+        _about(
+            "days after an invoice's due date at which the levels of reminders begin; empty: no reminders",
+            *(SERVE, GATEWAY, WORKER, ADMIN),
+        ),
+    ] = "3,14,30"
+    reminder_folder: Annotated[
+        str,
+        _about("folder with letters of one's own: level-1.txt and so on; default: the built-in ones", SERVE, WORKER),
+    ] = ""
+    console_url: Annotated[
+        str, _about("address at which tenants reach the console, for links in reminders", SERVE, WORKER)
+    ] = ""
     provider_name: Annotated[
         str, _about("name of the service's provider and invoice issuer in FOCUS exports", SERVE, WORKER, ADMIN)
     ] = "Turnpike"
@@ -493,6 +522,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def by_lane(self, name: str) -> dict[Lane, float]:
         """The values by lane of the setting `name`. Raises ValueError for a malformed one, which `load` refuses."""
         return parse_lane_values(getattr(self, name), BY_LANE[name])
+
+    @property
+    def reminder_levels(self) -> tuple[int, ...]:
+        """Days after the due date at which the levels of reminders begin. Raises SettingError."""
+        from billing.payments.dunning.due import parse_days  # few commands ask
+
+        try:
+            return parse_days(self.reminder_days)
+        except ValueError as error:
+            raise SettingError(f"reminder_days: {error}") from error
 
     def speculation_of(self, at: int) -> str:
         """What `speculation` says of the model at this place. Raises SettingError."""

@@ -64,6 +64,11 @@ class StripeCredentials(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         return "_live_" in self.key
 
     @property
+    def stand_in(self) -> bool:
+        """Whether `api` is an address of this machine: not Stripe answers there."""
+        return self.api != _API
+
+    @property
     def fingerprint(self) -> str:
         """The key as it may be shown."""
         return f"{self.key[:8]}…{self.key[-4:]}"

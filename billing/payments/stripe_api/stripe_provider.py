@@ -61,6 +61,10 @@ class StripeProvider:
         return self.credentials.livemode
 
     @property
+    def stand_in(self) -> bool:
+        return self.credentials.stand_in
+
+    @property
     def account(self) -> str:
         return self.credentials.account
 

@@ -107,7 +107,7 @@ async def find_invoice(call: Call, reference: str, permission: Permission) -> tu
 InvoiceOfTenant: TypeAlias = Annotated[tuple[Tenant, InvoiceRecord], InPath(find_invoice)]
 Period: TypeAlias = Annotated[str | None, Query("Only of this month.", example="2026-11")]
 State: TypeAlias = Annotated[InvoiceState | None, Query("Only in this state.")]
-Kind: TypeAlias = Annotated[DocumentKind | None, Query("Only invoices, or credit notes.")]
+Kind: TypeAlias = Annotated[DocumentKind | None, Query("Only invoices, credit notes, or advance-payment invoices.")]
 
 
 def sees_drafts(call: Call) -> bool:

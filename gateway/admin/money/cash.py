@@ -61,12 +61,14 @@ class NewBankStatement(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ProviderObject(Struct, frozen=True, kw_only=True):
-    """Who collects money. The key is shown by its fingerprint alone."""
+    """Who collects money. The key is shown by its fingerprint alone. `stand_in`: a stand-in on the gateway's machine
+    answers in the provider's place, as in the demonstration: no money moves."""
 
     object: Literal["payment_provider"] = "payment_provider"
     provider: str | None
     account: str | None
     livemode: bool
+    stand_in: bool
     key: str | None
 
 
@@ -211,10 +213,8 @@ class CashOperations:
         """Who collects money here."""
         provider = self._gateway.services.payments
         if provider is None:
-            return ProviderObject(provider=None, account=None, livemode=False, key=None)
-        return ProviderObject(
-            provider=provider.name, account=provider.account, livemode=provider.livemode, key=provider.fingerprint
-        )
+            return ProviderObject(provider=None, account=None, livemode=False, stand_in=False, key=None)
+        return show(ProviderObject, provider, provider=provider.name, key=provider.fingerprint)
 
     @operation("GET", f"{_PAYMENTS}/receipts", demands("payments.read", platform=True))
     async def list_all_receipts(

@@ -58,12 +58,14 @@ class AutoTopUpSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PaymentConnectionObject(Struct, frozen=True, kw_only=True):
-    """A tenant at the payment provider. `ready`: its customer is there. `card`: what is charged, none without one."""
+    """A tenant at the payment provider. `ready`: its customer is there. `card`: what is charged, none without one.
+    `stand_in`: a stand-in on the gateway's machine answers in the provider's place: no money moves."""
 
     object: Literal["payment_connection"] = "payment_connection"
     tenant_id: TenantId
     provider: str | None
     livemode: bool
+    stand_in: bool
     connected: bool
     ready: bool
     collection: Collection
@@ -272,6 +274,7 @@ class TopUpOperations:
             tenant_id=TenantId.of(tenant_id),
             provider=None if self._provider is None else self._provider.name,
             livemode=self._provider is not None and self._provider.livemode,
+            stand_in=self._provider is not None and self._provider.stand_in,
             connected=row is not None,
             ready=row is not None and row.provider_id is not None,
             collection="none" if row is None else row.collection,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
 from uuid import UUID
 
 from audit_log.actors import Actor, acting_as
-from billing.integrity.recorded_tables import PUSHED_DOCUMENTS
+from billing.integrity.recorded_tables import PAYMENT_REMINDERS, PUSHED_DOCUMENTS
 from billing.payments.cash import CashBook, receipt_id
 from billing.payments.customers import Customers
 from billing.payments.provider import MoneyIn, PaymentProvider
 from billing.payments.recording import insert_recorded
 from billing.payments.tasks import FinanceTasks, add_task
 from billing.payments.top_ups import TopUps
+from storage.database.base import new_id
 from tests.gateway.access.proofs import Call, proof
 from tests.gateway.access.proofs_admin import fresh
 from tests.gateway.access.proofs_invoices import _invoice, _path
@@ -129,3 +131,37 @@ async def _(world: World, place: Place) -> Call:
         async with database.transaction() as session:
             await insert_recorded(session, PUSHED_DOCUMENTS, "document.refused", row | {"updated_at": database.clock})
     return Call(_path(place, record), body={"reason": "a proof"})
+
+
+@proof("admin_list_reminders")
+async def _(world: World, place: Place) -> Call:
+    made = await _reminder(world, place, "sent")
+    return Call({"tenant": place.tenant_name}, query={"limit": 100}, tells=(str(made),))
+
+
+@proof("admin_send_reminder_again")
+async def _(world: World, place: Place) -> Call:
+    return Call({"reminder": str(await _reminder(world, place, "unknown"))}, body={"reason": "a proof"})
+
+
+@proof("admin_set_reminder_policy")
+async def _(world: World, place: Place) -> Call:
+    return Call({"tenant": place.tenant_name}, body={"enabled": False, "reason": "a proof"})
+
+
+async def _reminder(world: World, place: Place, state: str) -> UUID:
+    record, database = await _invoice(world, place), world.stack.database
+    now = database.clock
+    row: dict[str, Any] = {
+        "id": new_id(),
+        "tenant_id": place.tenant_id,
+        "invoice_id": record.id,
+        "level": 1,
+        "state": state,
+    }
+    row |= {"recipient": "ap@example.com", "subject": "a proof", "problem": "", "attempts": 1, "due_at": 0}
+    row |= {"sent_at": now if state == "sent" else None, "created_at": now, "updated_at": now}
+    with acting_as(_WORKER):
+        async with database.transaction() as session:
+            await insert_recorded(session, PAYMENT_REMINDERS, f"payment_reminder.{state}", row)
+    return UUID(str(row["id"]))

@@ -14,6 +14,14 @@ from billing.invoices.store import Invoices
 from billing.money import PICO
 from billing.reports.usage_report import usage_by_project_and_model
 from billing.tables.money import usage_event
+from billing.tables.payments import (
+    auto_top_up,
+    cash_receipt,
+    payment_dispute,
+    payment_reminder,
+    pushed_document,
+    top_up,
+)
 from billing.verification.audit import audit_money
 from storage.database.database import Database
 from turnpike.admin_services import open_admin_services
@@ -67,6 +75,7 @@ async def _facts(settings: Settings) -> dict[str, object]:
             "ids": await _ids(admin.database),
             "waterfalls": await _waterfalls(admin.database),
             "refused": await _refused(admin.database),
+            "payments": await _payments(admin.database),
             "links": (await sign_in_links(admin, "http://demo")).splitlines(),
             "tenants": [tenant.name for tenant in await admin.tenancy.list_tenants()],
             "budgets": [
@@ -82,6 +91,15 @@ async def _ids(database: Database) -> tuple[int, object, object]:
     query = select(func.count(), func.min(usage_event.c.admitted_at), func.max(usage_event.c.admitted_at))
     async with database.reading() as session:
         return tuple((await session.execute(query)).one())  # type: ignore[return-value]
+
+
+async def _payments(database: Database) -> dict[str, list[str]]:
+    """The states of what was paid."""
+    tables = {"top-ups": top_up, "pushed": pushed_document, "disputes": payment_dispute, "money": cash_receipt}
+    tables |= {"automatic": auto_top_up, "reminders": payment_reminder}
+    async with database.reading() as session:
+        # all tenants: the whole demonstration
+        return {name: sorted(await session.scalars(select(table.c.state))) for name, table in tables.items()}
 
 
 async def _refused(database: Database) -> list[tuple[str, int, str]]:
@@ -130,9 +148,16 @@ def test_a_demonstration_has_something_for_every_page_and_its_books_are_right(tm
         assert {"auth", "render", "hold", "spool", "settle"} <= stages
         assert ({"queue", "prefill", "decode"} <= stages) != ("lost" in stages)
     assert ("POST /v1/messages", 404, "model_not_found") in made["refused"]  # type: ignore[operator]
+    payments = made["payments"]
+    assert isinstance(payments, dict)
+    assert payments["top-ups"] == ["declined", "granted", "granted"]
+    assert "pushed" in payments["pushed"]
+    assert (payments["disputes"], payments["automatic"]) == (["withdrawn"], ["on", "paused"])
+    assert "unapplied" in payments["money"]
+    assert (tmp_path / "demo" / "fake-stripe.json").stat().st_mode & 0o777 == 0o600
     links = made["links"]
     assert isinstance(links, list)
-    assert len({line.rpartition("http://demo")[2] for line in links}) == len(links) == 10
+    assert len({line.rpartition("http://demo")[2] for line in links}) == len(links) == 11
     assert "Ben Ortiz, finance of platform: http://demo/" in "\n".join(links)
 
 

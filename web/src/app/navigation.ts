@@ -10,6 +10,7 @@ import {
   IconChartBar,
   IconChecklist,
   IconCoins,
+  IconCreditCard,
   IconDatabase,
   IconFileInvoice,
   IconFileText,
@@ -75,6 +76,7 @@ export const TENANT_GROUPS: Group[] = [
     pages: [
       { label: 'Invoices', to: '/tenants/$tenant/invoices', permission: 'invoices.read', icon: IconFileInvoice },
       { label: 'Balance', to: '/tenants/$tenant/balance', permission: 'balance.read', icon: IconCash },
+      { label: 'Payments', to: '/tenants/$tenant/payments', permission: 'payments.read', icon: IconCreditCard },
       { label: 'Terms', to: '/tenants/$tenant/terms', permission: 'terms.read', icon: IconFileText },
       { label: 'Buyer', to: '/tenants/$tenant/buyer', permission: 'parties.read', icon: IconBuildingStore },
       { label: 'Exports', to: '/tenants/$tenant/exports', permission: 'exports.read', icon: IconPackageExport },
@@ -92,6 +94,7 @@ export const PLATFORM_GROUP: Group = {
     { label: 'Approvals', to: '/platform/approvals', permission: 'approvals.read', icon: IconChecklist },
     { label: 'Prices', to: '/platform/prices', permission: 'prices.read', icon: IconReceipt },
     { label: 'All invoices', to: '/platform/invoices', permission: 'invoices.read', icon: IconFileInvoice },
+    { label: 'Payments', to: '/platform/payments', permission: 'payments.read', icon: IconCreditCard },
     { label: 'Periods', to: '/platform/periods', permission: 'periods.read', icon: IconCalendarCheck },
     { label: 'Sellers', to: '/platform/sellers', permission: 'sellers.read', icon: IconBuildingBank },
     { label: 'Users', to: '/platform/users', permission: 'members.read', icon: IconUser },

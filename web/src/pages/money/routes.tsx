@@ -5,6 +5,7 @@ import { platformRoute, tenantRoute } from '~/app/parents';
 import { oneOf, type Search, text } from '~/app/search';
 
 import { invoiceFilters, type OpenedLine } from './invoices/filters';
+import { officeView, tenantView } from './payments/views';
 
 /** A whole number of the search; undefined for anything else. */
 function whole(search: Search, name: string): number | undefined {
@@ -40,6 +41,13 @@ const balanceRoute = createRoute({
     every: oneOf(search, 'every', ['true']),
   }),
   component: lazyRouteComponent(() => import('./balance/BalancePage'), 'BalancePage'),
+});
+
+const paymentsRoute = createRoute({
+  getParentRoute: () => tenantRoute,
+  path: 'payments',
+  validateSearch: tenantView,
+  component: lazyRouteComponent(() => import('./payments/TenantPaymentsPage'), 'TenantPaymentsPage'),
 });
 
 const termsRoute = createRoute({
@@ -85,6 +93,13 @@ const allInvoicesRoute = createRoute({
   component: lazyRouteComponent(() => import('./invoices/AllInvoicesPage'), 'AllInvoicesPage'),
 });
 
+const allPaymentsRoute = createRoute({
+  getParentRoute: () => platformRoute,
+  path: 'payments',
+  validateSearch: officeView,
+  component: lazyRouteComponent(() => import('./payments/OfficePaymentsPage'), 'OfficePaymentsPage'),
+});
+
 const pricesRoute = createRoute({
   getParentRoute: () => platformRoute,
   path: 'prices',
@@ -124,6 +139,7 @@ export const tenantMoneyRoutes = [
   invoicesRoute,
   invoiceRoute,
   balanceRoute,
+  paymentsRoute,
   termsRoute,
   buyerRoute,
   exportsRoute,
@@ -134,6 +150,7 @@ export const tenantMoneyRoutes = [
 
 export const platformMoneyRoutes = [
   allInvoicesRoute,
+  allPaymentsRoute,
   pricesRoute,
   proposalRoute,
   sheetRoute,

@@ -2,7 +2,7 @@
  * A button that opens a form and sends it: with "Check" where the API can say what would come of it, and the server's own
  * words at the field that is wrong.
  */
-import { Alert, Button, Checkbox, NativeSelect, Textarea, TextInput } from '@mantine/core';
+import { Alert, Button, Checkbox, FileInput, NativeSelect, Textarea, TextInput } from '@mantine/core';
 import { useDisclosure } from '@mantine/hooks';
 import { notifications } from '@mantine/notifications';
 import { useMutation } from '@tanstack/react-query';
@@ -16,11 +16,13 @@ export interface Field {
   /** The name of its value, and the path of the server's messages about it unless `path` says another. */
   name: string;
   label: string;
-  kind?: 'text' | 'amount' | 'number' | 'date' | 'month' | 'lines' | 'select' | 'check' | 'url';
+  kind?: 'text' | 'amount' | 'number' | 'date' | 'month' | 'lines' | 'select' | 'check' | 'url' | 'file';
   path?: string;
   about?: string;
   required?: boolean;
   initial?: string;
+  /** Of a file: the field that takes its name. */
+  fileName?: string;
   options?: readonly (string | { value: string; label: string })[];
 }
 
@@ -80,9 +82,9 @@ function ActionForm({ fields = [], close, ...props }: ActionDialogProps & { clos
   useHeldOpen(props.after !== undefined && run.isPending);
   if (run.isSuccess && props.after !== undefined) return <>{props.after(run.data, close)}</>;
   const error = run.error ?? check.error;
-  const set = (name: string, value: string): void => {
+  const set = (changed: Values): void => {
     check.reset();
-    setValues({ ...values, [name]: value });
+    setValues((before) => ({ ...before, ...changed }));
   };
   return (
     <Form
@@ -118,7 +120,8 @@ function ActionForm({ fields = [], close, ...props }: ActionDialogProps & { clos
           value={values[field.name] ?? ''}
           error={fieldError(error, field.path ?? field.name)}
           focused={index === 0}
-          change={(value) => set(field.name, value)}
+          change={(value) => set({ [field.name]: value })}
+          choose={(file) => void file.text().then((text) => set({ [field.name]: text, [field.fileName!]: file.name }))}
         />
       ))}
       {check.isSuccess && (
@@ -141,10 +144,12 @@ interface FieldInputProps {
   error: string | undefined;
   focused?: boolean;
   change: (value: string) => void;
+  /** Takes a file that was chosen. */
+  choose?: (file: File) => void;
 }
 
 /** The input of a field. */
-export function FieldInput({ field, value, error, focused = false, change }: FieldInputProps) {
+export function FieldInput({ field, value, error, focused = false, change, choose }: FieldInputProps) {
   const shared = {
     label: field.label,
     description: field.about,
@@ -170,6 +175,18 @@ export function FieldInput({ field, value, error, focused = false, change }: Fie
           error={error}
           checked={value === 'yes'}
           onChange={(event) => change(event.currentTarget.checked ? 'yes' : '')}
+        />
+      );
+    case 'file':
+      return (
+        <FileInput
+          {...shared}
+          placeholder="Choose a file"
+          clearable
+          onChange={(file) => {
+            if (file === null) change('');
+            else choose?.(file);
+          }}
         />
       );
     case 'amount':

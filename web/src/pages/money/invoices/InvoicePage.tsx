@@ -12,6 +12,7 @@ import { Copied, Instant, Money } from '~/components/values';
 
 import { PageOf } from '../components/PageOf';
 import { WordLink } from '../components/WordLink';
+import { CollectionSection } from '../payments/CollectionSection';
 import { InvoiceActions } from './InvoiceActions';
 import { InvoiceLines } from './InvoiceLines';
 import { InvoiceStateBadge, invoiceColumns } from './InvoiceTable';
@@ -19,6 +20,7 @@ import { VerifyPanel } from './VerifyPanel';
 
 type Details = Schema<'InvoiceDetails'>;
 
+const TITLES = { invoice: 'Invoice', advance: 'Advance-payment invoice', credit_note: 'Credit note' };
 const AT = '/admin/v1/tenants/{tenant}/invoices/{invoice}';
 const tenantRoute = getRouteApi('/signed-in/tenants/$tenant');
 const route = getRouteApi('/signed-in/tenants/$tenant/invoices/$invoice');
@@ -37,7 +39,7 @@ function InvoiceShown({ tenant, invoice }: { tenant: string; invoice: Details })
   const { id } = tenantRoute.useLoaderData();
   const opened = route.useSearch();
   const mayWrite = may(useMe(), 'invoices.write', id);
-  const kind = invoice.kind === 'invoice' ? 'Invoice' : 'Credit note';
+  const kind = TITLES[invoice.kind];
   return (
     <Page
       title={invoice.number === null ? `Draft of ${invoice.period}` : `${kind} ${invoice.number}`}
@@ -52,6 +54,7 @@ function InvoiceShown({ tenant, invoice }: { tenant: string; invoice: Details })
       <Stack gap="xl">
         <Notices tenant={tenant} invoice={invoice} />
         <Facts label="Amounts" facts={factsOf(invoice)} />
+        <CollectionSection tenant={tenant} tenantId={id} invoice={invoice} />
         <VerifyPanel tenant={tenant} invoice={invoice} />
         <InvoiceLines tenant={tenant} invoice={invoice} opened={opened} />
         <Taxes invoice={invoice} />

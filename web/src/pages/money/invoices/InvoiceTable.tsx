@@ -7,7 +7,7 @@ import { PagedTable } from '~/components/PagedTable';
 import { Money, State } from '~/components/values';
 
 import { WordLink } from '../components/WordLink';
-import { DOCUMENT_KINDS, INVOICE_STATES, type InvoiceFilters, STATE_TONES, STATE_WORDS } from './filters';
+import { DOCUMENT_KINDS, INVOICE_STATES, type InvoiceFilters, KIND_WORDS, STATE_TONES, STATE_WORDS } from './filters';
 
 export type Invoice = Schema<'InvoiceObject'>;
 
@@ -35,7 +35,7 @@ export function invoiceColumns(tenantOf: (invoice: Invoice) => string): Column<I
   return [
     { header: 'Number', cell: (invoice) => <InvoiceLink invoice={invoice} tenant={tenantOf(invoice)} /> },
     { header: 'State', cell: (invoice) => <InvoiceStateBadge invoice={invoice} /> },
-    { header: 'Kind', cell: (invoice) => (invoice.kind === 'invoice' ? 'invoice' : 'credit note') },
+    { header: 'Kind', cell: (invoice) => KIND_WORDS[invoice.kind] },
     { header: 'Period', cell: (invoice) => invoice.period },
     { header: 'Issued', cell: (invoice) => invoice.issued ?? '–' },
     { header: 'Due', cell: (invoice) => invoice.due ?? '–' },
@@ -73,8 +73,7 @@ export function InvoiceTable({ caption, columns, filters, setFilters, queryKey, 
           label="Kind"
           data={[
             { value: '', label: 'any' },
-            { value: 'invoice', label: 'invoices' },
-            { value: 'credit_note', label: 'credit notes' },
+            ...DOCUMENT_KINDS.map((kind) => ({ value: kind, label: `${KIND_WORDS[kind]}s` })),
           ]}
           value={filters.kind ?? ''}
           onChange={({ currentTarget: { value } }) =>

@@ -10,13 +10,14 @@ export const INVOICE_STATES = [
   'void',
   'uncollectible',
 ] as const;
-export const DOCUMENT_KINDS = ['invoice', 'credit_note'] as const;
+export const DOCUMENT_KINDS = ['invoice', 'advance', 'credit_note'] as const;
 
+export type DocumentKind = (typeof DOCUMENT_KINDS)[number];
 export type InvoiceState = (typeof INVOICE_STATES)[number];
 
 export interface InvoiceFilters {
   state?: InvoiceState;
-  kind?: (typeof DOCUMENT_KINDS)[number];
+  kind?: DocumentKind;
   period?: string;
 }
 
@@ -56,3 +57,10 @@ export const STATE_TONES = {
   void: 'neutral',
   uncollectible: 'bad',
 } as const;
+
+/** Each kind of document in people's words. An advance-payment invoice is for money that was paid before it is used. */
+export const KIND_WORDS: Record<DocumentKind, string> = {
+  invoice: 'invoice',
+  advance: 'advance payment',
+  credit_note: 'credit note',
+};

@@ -1,0 +1,1 @@
+"""Reminders of invoices that are overdue, by e-mail."""
