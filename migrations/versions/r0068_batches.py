@@ -8,8 +8,8 @@ from sqlalchemy.dialects import postgresql
 
 from storage.database.base import STRICT
 
-revision = "r0140"
-down_revision = "r0064"
+revision = "r0068"
+down_revision = "r0067"
 branch_labels = None
 depends_on = None
 

@@ -6,8 +6,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
-revision = "r0110"
-down_revision = "r0064"
+revision = "r0066"
+down_revision = "r0065"
 branch_labels = None
 depends_on = None
 

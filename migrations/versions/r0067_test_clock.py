@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "r0120"
-down_revision = "r0064"
+revision = "r0067"
+down_revision = "r0066"
 branch_labels = None
 depends_on = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "r0100"
+revision = "r0065"
 down_revision = "r0064"
 branch_labels = None
 depends_on = None
