@@ -171,7 +171,7 @@ class IsolationProbe:
             found = structs.replace(found, new=(*found.new, answer.seconds))
         else:
             found = structs.replace(found, shared=(*found.shared, answer.seconds))
-            if found.same_project:
+            if found.same_project and place.output == 1:  # what is remembered of outputs is no KV
                 return _looked(found, place, answer)
         return structs.replace(found, cached=max(found.cached, answer.cached))
 
