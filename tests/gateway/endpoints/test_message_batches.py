@@ -65,7 +65,8 @@ async def test_a_batch_is_run_and_read(stack: Stack) -> None:
                 "batch",
             )
         assert [one.id async for one in client.messages.batches.list()] == [batch.id]
-        assert [one async for one in stack.openai().files.list()] == []
+        async with stack.openai() as other:
+            assert [one async for one in other.files.list()] == []
         deleted = await client.messages.batches.delete(batch.id)
         assert (deleted.id, deleted.type) == (batch.id, "message_batch_deleted")
         with pytest.raises(NotFoundError):
