@@ -28,7 +28,7 @@ def _shell(folder: Path, port: int, text: str) -> str:
         env=os.environ | environment,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
     assert ran.returncode == 0, f"{text}\n{ran.stdout}\n{ran.stderr}"
@@ -36,6 +36,7 @@ def _shell(folder: Path, port: int, text: str) -> str:
 
 
 @pytest.mark.alone
+@pytest.mark.timeout(900)
 def test_the_walk_ends_with_a_paid_invoice(tmp_path: Path) -> None:
     sandbox, serve, walk, look, more = blocks(PAGE, "sh")
     assert serve == "turnpike serve\n"
