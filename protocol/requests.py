@@ -203,8 +203,7 @@ class Generate(Message, frozen=True, tag="Generate"):
     stopped: tuple[int, ...] = ()
     """With `emitted`: the choices of which no more is wanted."""
     counted: Counts = Counts()
-    """With `emitted`: what the prompt took in the attempt that computed it. It is what is billed, so the counts of this
-    attempt begin with it; what is computed for the prompt and `emitted` here counts as `recomputed`."""
+    """With `emitted`: what the prompt took in the attempt that computed it, with which the counts of this one begin."""
     delivered: int = 0
     """With `emitted`: how many of these tokens had reached the client, as in `Credit`."""
 
@@ -348,7 +347,7 @@ class Timeline(Value, frozen=True):
     for what never happened. It explains and bills nothing: it is not journaled, and a replayed `Done` has none."""
 
     accepted: int = -1
-    """The engine has taken it; before that its grammar was compiled, and the step that ran came to its end."""
+    """The engine has taken it; before that its grammar was compiled."""
     began: int = -1
     """It was scheduled for the first time, as `Began` says."""
     first: int = -1
@@ -360,8 +359,7 @@ class Timeline(Value, frozen=True):
     chunks: tuple[PromptChunk, ...] = ()
     """At most MOST_CHUNKS: the last stands for all that follow it."""
     decodes: int = 0
-    """Steps that drew its output behind the first token, of all its choices: fewer than the tokens where drafts were
-    accepted."""
+    """Steps that drew its output behind the first token: fewer than the tokens where drafts were accepted."""
     drafting: int = 0
     """For how many µs drafters held up the steps that it had work in, whoever they drafted for."""
 
@@ -389,8 +387,7 @@ class Done(Message, frozen=True, tag="Done"):
     reasons: tuple[Reason, ...] = ()
     """Why each choice ended, if there were several."""
     invalid: str | None = None
-    """With reason `rejected` or, once output had begun, `error`: the field of `Generate` that the client got wrong,
-    where only the replica could tell."""
+    """With reason `rejected` or `error`: the wrong field of `Generate`, where only the replica could tell."""
     claim: bytes = b""
     """The `claim` of its `Generate`."""
     timeline: Timeline | None = None
