@@ -24,6 +24,8 @@ MESSAGES_ENDPOINT = "/v1/messages"
 MOST_LINES = {"openai": 50_000, "anthropic": 100_000}
 MOST_LINE_BYTES = 8 * 1024 * 1024
 """Bytes of a line, as of the body of a request."""
+MOST_EMPTY_LINES = 100_000
+"""Empty lines of an input: each takes time to be passed over, and none is a request."""
 MOST_PROBLEMS = 100
 """Problems of an input that are told of."""
 _LONGEST_ID = {"openai": 512, "anthropic": 64}
@@ -80,9 +82,11 @@ class LineSplitter:
         self._begin = 0
         """Where the line begins of which `_rest` is a part."""
         self._rest = b""
+        self._empty = 0
 
     def feed(self, piece: bytes) -> Iterator[tuple[int, bytes]]:
-        """The lines that end in this piece, and where they begin. Raises InvalidLine for one that is too long."""
+        """The lines that end in this piece, and where they begin. Raises InvalidLine for one that is too long, and for
+        too many empty ones."""
         lines = (self._rest + piece).split(b"\n")
         self._rest = lines.pop()
         for line in lines:
@@ -101,6 +105,10 @@ class LineSplitter:
             begin, line = len(_BOM), line[len(_BOM) :]
         if line.strip():
             yield begin, line
+            return
+        self._empty += 1
+        if self._empty > MOST_EMPTY_LINES:
+            raise InvalidLine("too_many_lines", f"there are more than {MOST_EMPTY_LINES} empty lines before it")
 
     def _check(self, line: bytes) -> None:
         if len(line) > self._most:

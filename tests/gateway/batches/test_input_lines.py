@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 
 from gateway.batches.input_lines import (
+    MOST_EMPTY_LINES,
     MOST_LINE_BYTES,
     MOST_LINES,
     InputChecker,
@@ -76,6 +77,19 @@ def test_as_many_lines_as_are_allowed_and_one_more() -> None:
     checker.feed(line(50_000))
     assert [problem.code for problem in checker.problems] == ["too_many_lines"]
     assert checker.over
+
+
+def test_empty_lines_have_a_bound() -> None:
+    """An input of line breaks alone would be read for minutes, for nothing."""
+    checker, piece = InputChecker("openai", _URL), b"\n" * PIECE
+    checker.feed(line(1))
+    fed = 0
+    while not checker.over:
+        checker.feed(piece)
+        fed += PIECE
+        assert fed < MOST_EMPTY_LINES + 2 * PIECE
+    (problem,) = checker.problems
+    assert (problem.code, problem.line) == ("too_many_lines", None)
 
 
 def test_what_is_wrong_is_said_of_each_line_and_of_so_many() -> None:
