@@ -20,7 +20,7 @@ from gateway.admission.prepared_request import Payer
 from gateway.batches.input_lines import OPENAI_ENDPOINTS
 from gateway.batches.runner import BatchRunner
 from gateway.dialects.query_parameters import Parameters
-from gateway.endpoints.files import file_id, find_file, lifetime_of
+from gateway.endpoints.files import file_id, file_store, find_file, lifetime_of, storage_full
 from gateway.endpoints.rate_limits import count_request
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import Conflict, InvalidField, NotAllowed, NotFound, RateLimited
@@ -165,6 +165,7 @@ def batch_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         order = await read_management_body(request, gateway.services.options.client_timeout, _ORDER)
         lifetime = _checked(order)
         check_may_order(payer)
+        await check_may_keep(gateway, payer)
         file = await find_file(gateway, payer, order.input_file_id)
         if file.purpose != "batch":
             raise InvalidField("$.input_file_id", f"the purpose of this file is {file.purpose}, and not batch")
@@ -238,6 +239,16 @@ def check_may_order(payer: Payer) -> None:
     """Raise NotAllowed unless the key may use the batch lane."""
     if not payer.limits.allows_lane("batch"):
         raise NotAllowed("This key may not use the lane 'batch'.", code="lane_not_allowed")
+
+
+async def check_may_keep(gateway: Gateway, payer: Payer) -> None:
+    """Raise NotAllowed for a project that keeps nothing, and InvalidField for one that has no room for results: what
+    they take is not known before. Raises DatabaseUnavailable."""
+    if not await gateway.response_keeper.keeps_content(payer):
+        raise NotAllowed("This project keeps nothing of its content, so no batches.", code="content_not_kept")
+    store = file_store(gateway)
+    if await gateway.questions.wait(store.used_bytes(payer.tenant_id, payer.project_id)) >= store.quota:
+        raise storage_full("$.input_file_id")
 
 
 class too_many:  # noqa: N801  # a context manager, used as one

@@ -126,7 +126,7 @@ def file_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             return json_response(shown(await wait(store.save(new))))
         except QuotaExceeded as error:
             await store.discard(id_)
-            raise _full() from error
+            raise storage_full("file") from error
 
     @get("/v1/files", opt=demands("inference", "project_key", dialect="openai") | describes(FileList, query=_QUERY))
     async def list_files(request: Request[Any, Any, Any]) -> Response[bytes]:
@@ -251,7 +251,7 @@ def lifetime_of(anchor: Any, seconds: Any, path: str) -> int:
 def _bounded(writer: ContentWriter, left: int) -> Callable[[bytes], Any]:
     async def take(content: bytes) -> None:
         if writer.size + len(content) > left:
-            raise _full()
+            raise storage_full("file")
         if writer.size + len(content) > MOST_BYTES:
             raise BodyTooLarge(f"A file may have at most {MOST_BYTES} bytes.")
         await writer.append(content)
@@ -297,9 +297,10 @@ def _plain_name(name: str) -> str:
     return last[:_LONGEST_NAME] if last not in ("", ".", "..") else "file"
 
 
-def _full() -> InvalidField:
+def storage_full(field: str) -> InvalidField:
+    """The error for what a project has no room for."""
     problem = "the project keeps as many bytes as it may; delete some files, or let them expire"
-    return InvalidField("file", problem, code="storage_exceeded")
+    return InvalidField(field, problem, code="storage_exceeded")
 
 
 def _unknown(name: str) -> NotFound:

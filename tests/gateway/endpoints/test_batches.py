@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import BadRequestError, ConflictError, NotFoundError
+from openai import BadRequestError, ConflictError, NotFoundError, PermissionDeniedError
 from sqlalchemy import text
 
 from batch_store.running import BatchWork
+from gateway.services import GatewayOptions
 from tests.gateway.endpoints.test_files import folder_of, foreign_key
-from tests.gateway.stack import Stack, running_stack
+from tests.gateway.stack import Stack, quick_timeouts, running_stack
 
+ENDPOINT = "/v1/chat/completions"
 SAID = "The quick brown fox."
 
 
@@ -209,6 +211,36 @@ async def test_an_order_is_checked(stack: Stack) -> None:
         with pytest.raises(NotFoundError):
             await client.batches.create(**(asked | {"input_file_id": "file_" + "0" * 32}))
     assert await stack.rows("SELECT 1 FROM batch") == []
+
+
+async def test_a_project_that_keeps_nothing_orders_no_batch(stack: Stack) -> None:
+    async with stack.openai() as client:
+        file = await client.files.create(file=("a", jsonl(chat_line("a"))), purpose="batch")
+        await stack.gateway.response_keeper.policies.set(stack.tenant.id, stack.project.id, retention_s=0)
+        with pytest.raises(PermissionDeniedError) as refused:
+            await client.batches.create(input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h")
+        assert refused.value.code == "content_not_kept"
+    assert await stack.rows("SELECT 1 FROM batch") == []
+
+
+async def test_a_project_without_room_for_results_orders_no_batch(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
+) -> None:
+    """Results of lines that fail cost nothing, and one input may be ordered again and again."""
+    content = jsonl(*(chat_line(f"{n}", temperature=77) for n in range(20)))
+    options = GatewayOptions(timeouts=quick_timeouts(), file_quota=len(content) + 1000)
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options) as stack:
+        client = stack.openai()
+        async with client:
+            first = await until_ended(client, (await order(client, content)).id)
+            assert (first.status, first.request_counts.failed) == ("completed", 20)
+            with pytest.raises(BadRequestError) as refused:
+                await client.batches.create(
+                    input_file_id=first.input_file_id, endpoint=ENDPOINT, completion_window="24h"
+                )
+            assert refused.value.code == "storage_exceeded"
+            await client.files.delete(first.error_file_id)
+            await client.batches.create(input_file_id=first.input_file_id, endpoint=ENDPOINT, completion_window="24h")
 
 
 async def test_a_cancelled_batch_says_which_lines_were_not_run(stack: Stack) -> None:
