@@ -21,6 +21,8 @@ from storage.database.public_ids import public_id
 MOST_UNFINISHED = 100
 """Batches of a project that have not ended."""
 _SECOND = 1_000_000
+_AFTER_WINDOW_S = 86_400
+"""An input is kept for so long after the batch expires: it is read once more when the batch is ended."""
 _KEPT_S = 180 * 86_400
 _FORGOTTEN = 500
 _INSERTED = 1000
@@ -54,6 +56,8 @@ class BatchStore:
             if own_file is not None:
                 await self.files.insert(session, own_file, seal)
             now = await self.database.now_in(session)
+            until = now + (new.window_s + _AFTER_WINDOW_S) * _SECOND
+            await self.files.keep_until(session, new.tenant_id, new.project_id, new.input_file_id, until)
             row = {
                 name: getattr(new, name) for name in NewBatch.__struct_fields__ if name not in ("metadata", "window_s")
             }

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 from uuid import UUID
 
 from msgspec import Struct
-from sqlalchemy import Row, delete, exists, func, insert, or_, select
+from sqlalchemy import Row, delete, exists, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.record import record_change
@@ -116,6 +116,11 @@ class FileStore:
             "expires_at": None if new.lifetime_s is None else now + new.lifetime_s * _SECOND,
         }
         await session.execute(insert(stored_file).values(row))
+
+    async def keep_until(self, session: AsyncSession, tenant_id: UUID, project_id: UUID, id_: UUID, until: int) -> None:
+        """Let a file that is to expire earlier be kept until this instant, in a transaction of the caller's."""
+        own = (_OF.id == id_, _OF.tenant_id == tenant_id, _OF.project_id == project_id, _OF.expires_at < until)
+        await session.execute(update(stored_file).where(*own).values(expires_at=until))
 
     async def get(self, tenant_id: UUID, project_id: UUID, id_: UUID) -> StoredFile | None:
         """A project's file. Raises ScopeKeyUnreadable, DatabaseUnavailable."""

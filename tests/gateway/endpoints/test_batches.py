@@ -290,6 +290,17 @@ async def test_an_expired_batch_keeps_what_it_has(stack: Stack) -> None:
         assert ended.request_counts.completed == len(well) > 0
 
 
+async def test_an_input_is_kept_while_its_batch_may_run(stack: Stack) -> None:
+    """A batch whose input has expired would fail, and drop what was paid for."""
+    async with stack.openai() as client:
+        expiry: Any = {"anchor": "created_at", "seconds": 3600}
+        file = await client.files.create(file=("a", jsonl(chat_line("a"))), purpose="batch", expires_after=expiry)
+        batch = await client.batches.create(input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h")
+        kept = (await client.files.retrieve(file.id)).expires_at
+        assert kept is not None
+        assert kept > batch.expires_at > file.expires_at
+
+
 async def test_a_line_waits_for_money(stocked_sqlite_url: str, tmp_path: Path, model_folder: Path) -> None:
     async with running_stack(stocked_sqlite_url, tmp_path, model_folder) as stack:
         stack.say(SAID)
