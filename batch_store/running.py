@@ -13,7 +13,7 @@ from uuid import UUID
 
 import msgspec
 from msgspec import Struct
-from sqlalchemy import insert, or_, select, update
+from sqlalchemy import case, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from batch_store.records import UNFINISHED, Batch, BatchProblem, Line, LineResult, PartKind, Status, Tokens
@@ -29,6 +29,9 @@ TOPICS = ("batch.completed", "batch.failed", "batch.expired", "batch.cancelled")
 _SECOND = 1_000_000
 _RELEASED = 0
 """In place of the last beat: the worker gave the batch away."""
+_ASIDE = ""
+"""In place of the worker: the batch was set aside, and is taken up when a worker would be silent."""
+_AT_ONCE = 500
 _COUNTED = ("completed", "failed", "cancelled", "expired")
 _OF, _LINE, _PART = batch.c, batch_line.c, batch_part.c
 
@@ -56,13 +59,19 @@ class BatchWork:
 
     # ------------------------------------------------ whose it is
 
-    async def waiting(self, silent_s: float, most: int) -> list[WaitingBatch]:
-        """Batches that nobody runs, or whose worker is silent, the oldest first."""
+    async def waiting(self, silent_s: float, most: int, unless: Sequence[UUID] = ()) -> list[WaitingBatch]:
+        """Batches that nobody runs, or whose worker is silent: the first of each tenant, then the second, and so on. A
+        tenant's are in the order in which they were made, but one that was set aside comes after the others. `unless`:
+        tenants whose batches are not wanted."""
         # all tenants: a worker runs those of everybody
         silent = or_(_OF.worker.is_(None), _OF.beat_at < self._database.clock - int(silent_s * _SECOND))
-        query = select(_OF.id, _OF.tenant_id, _OF.project_id).where(_OF.status.in_(UNFINISHED), silent)
+        since = case((_OF.worker == _ASIDE, _OF.beat_at), else_=_RELEASED)
+        turn = func.row_number().over(partition_by=_OF.tenant_id, order_by=(since, _OF.id))
+        wanted = select(_OF.id, _OF.tenant_id, _OF.project_id, since.label("since"), turn.label("turn"))
+        found = wanted.where(_OF.status.in_(UNFINISHED), silent, _OF.tenant_id.not_in(unless)).subquery().c
+        query = select(found.id, found.tenant_id, found.project_id).order_by(found.turn, found.since, found.id)
         async with self._database.reading() as session:
-            return [WaitingBatch(*row) for row in await session.execute(query.order_by(_OF.id).limit(most))]
+            return [WaitingBatch(*row) for row in await session.execute(query.limit(most))]
 
     async def take(self, found: WaitingBatch, silent_s: float) -> Batch | None:
         """Make a batch this worker's own if still nobody runs it. Raises ScopeKeyUnreadable."""
@@ -75,14 +84,18 @@ class BatchWork:
             row = (await session.execute(taken)).one_or_none()
         return None if row is None else opened(row, seal)
 
-    async def release(self, of: Batch, unbegun: Sequence[Line]) -> None:
-        """Let another worker take the batch over now. `unbegun`: lines that were taken, and not begun."""
+    async def release(self, of: Batch, unbegun: Sequence[Line], *, aside: bool = False) -> None:
+        """Let another worker take the batch over now; if it is set `aside`, when this one would be silent, and after
+        others. `unbegun`: lines that were taken, and not begun."""
         # all tenants: `_own` says whose the batch is
         async with self._database.transaction() as session:
             await self._own(session, of)
-            for line in unbegun:
-                await session.execute(update(batch_line).where(*_line(of, line)).values(state="waiting"))
-            await session.execute(update(batch).where(_OF.id == of.id).values(beat_at=_RELEASED))
+            own = (_LINE.batch_id == of.id, _LINE.tenant_id == of.tenant_id, _LINE.state == "taken")
+            for begin in range(0, len(unbegun), _AT_ONCE):
+                numbers = _LINE.number.in_([line.number for line in unbegun[begin : begin + _AT_ONCE]])
+                await session.execute(update(batch_line).where(*own, numbers).values(state="waiting"))
+            values = {"worker": _ASIDE, "beat_at": self._database.clock} if aside else {"beat_at": _RELEASED}
+            await session.execute(update(batch).where(_OF.id == of.id).values(values))
 
     async def beat(self, of: Batch) -> Status:
         """Say that this worker runs the batch, and hear in which state it is."""

@@ -58,6 +58,10 @@ _MOST_FAULTS = 3
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 """After a refusal that may pass: the first pause, which doubles with each further one."""
 _HELD_PAUSE_S = 2.0
+_MOST_UNPAID = 32
+"""When so many lines in a row were too expensive, the whole batch waits: trying them takes work, and earns nothing."""
+_STALLED_S = 30.0
+"""A batch of which for so long no line was more than refused lets others have its place."""
 _CANCEL_S = 600.0
 """How long lines that run may go on when no others are begun any more."""
 _DATABASE_S = 120.0
@@ -101,6 +105,11 @@ class BatchRun:
         self._pause_s = _FIRST_PAUSE_S
         self._begin_at = 0.0
         """When the next line may be begun, after a refusal."""
+        self._running = 0
+        self._unpaid = 0
+        """Lines that were too expensive since the last that was not refused."""
+        self._refused_since: float | None = None
+        """Since when lines have been refused, and nothing else."""
 
     async def run(self) -> None:
         """Run it to its end, or until the gateway stops. Raises nothing but CancelledError."""
@@ -167,7 +176,7 @@ class BatchRun:
         deadline = time.monotonic() + (batch.expires_at - await work.now()) / _SECOND
         workers = [asyncio.create_task(self._work_on(lock)) for _ in range(LINES_AT_ONCE)]
         stopped_at: float | None = None
-        leaves = False
+        leaves = aside = False
         try:
             while not all(worker.done() for worker in workers):
                 await self._pause_of_flushing()
@@ -177,6 +186,8 @@ class BatchRun:
                     self._stopping = True
                 if self._limits.draining():
                     self._stopping = leaves = True
+                if self._stalled and not self._stopping:
+                    self._stopping = leaves = aside = True
                 if self._key_ended and not self._stopping:
                     self._stopping = True
                     await self._until_available(lambda: work.stop(batch, _KEY_ENDED, self._seal))
@@ -193,7 +204,7 @@ class BatchRun:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
         if leaves and status == "in_progress" and not self._queue.empty and time.monotonic() < deadline:
-            await work.release(batch, self._queue.unbegun())
+            await work.release(batch, self._queue.unbegun(), aside=aside)
             return False
         return True
 
@@ -220,7 +231,11 @@ class BatchRun:
                 queued = None if self._stopping else await self._until_available(self._queue.next)
             if queued is not None:
                 async with self._limits.places:
-                    await self._run_line(queued)
+                    self._running += 1
+                    try:
+                        await self._run_line(queued)
+                    finally:
+                        self._running -= 1
             elif self._queue.empty:
                 return
             else:
@@ -255,7 +270,7 @@ class BatchRun:
         if billed and answer.failure is not None:
             self._queue.put(QueuedLine(line, begun=True), self._refused(answer))
             return
-        self._pause_s = _FIRST_PAUSE_S
+        self._pause_s, self._unpaid, self._refused_since = _FIRST_PAUSE_S, 0, None
         result = result_of(batch.surface, _name(batch, line), line, asked.custom_id, answer)
         self._results.append(result)
         self._bytes += len(result.content)
@@ -269,13 +284,24 @@ class BatchRun:
 
     def _refused(self, answer: LineAnswer) -> float:
         """After how many seconds a line is to be tried again. A shortage of money is this line's alone, since others
-        may cost less; everything else keeps the whole batch waiting."""
+        may cost less, until many lines have it; everything else keeps the whole batch waiting."""
         pause, self._pause_s = self._pause_s, min(2 * self._pause_s, _LONGEST_PAUSE_S)
         if isinstance(answer.failure, RetryableError):
             pause = min(max(pause, answer.failure.retry_after), _LONGEST_PAUSE_S)
-        if not isinstance(answer.failure, Unaffordable):
+        if isinstance(answer.failure, _FAULTS):
+            self._refused_since = None
+        elif self._refused_since is None:
+            self._refused_since = time.monotonic()
+        self._unpaid += isinstance(answer.failure, Unaffordable)
+        if not isinstance(answer.failure, Unaffordable) or self._unpaid >= _MOST_UNPAID:
             self._begin_at = max(self._begin_at, time.monotonic() + pause)
         return pause
+
+    @property
+    def _stalled(self) -> bool:
+        """Whether it has a place for nothing: no money, no replica, a limit, a suspended project."""
+        since = self._refused_since
+        return since is not None and not self._running and time.monotonic() - since > _STALLED_S
 
     async def _read(self, line: Line) -> InputLine:
         content = await self._reader.read(line.offset, line.length)

@@ -63,7 +63,8 @@ class BatchRunner:
         """Take, once, batches that nobody runs. Raises DatabaseUnavailable."""
         if len(self._runs) >= MOST_RUNS:
             return
-        for found in await self._work.waiting(SILENT_S, _LOOKED_AT):
+        full_tenants = [tenant for tenant, runs in self._tenants.items() if runs >= MOST_RUNS_OF_TENANT]
+        for found in await self._work.waiting(SILENT_S, _LOOKED_AT, full_tenants):
             full = len(self._runs) >= MOST_RUNS or self._tenants[found.tenant_id] >= MOST_RUNS_OF_TENANT
             if not full and found.id not in self._runs:
                 await self._take(found)

@@ -320,6 +320,43 @@ async def test_a_line_waits_for_money(stocked_sqlite_url: str, tmp_path: Path, m
         assert len(events) == 2
 
 
+async def test_batches_without_money_keep_nobody_waiting(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two tenants without money order more batches than a gateway runs, or looks at, at once."""
+    monkeypatch.setattr("gateway.batches.batch_run._STALLED_S", 1.0)
+    monkeypatch.setattr("gateway.batches.runner._LOOKED_AT", 10)
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder) as stack:
+        stack.say(SAID)
+        for name in ("poor", "hostile"):
+            tenant = await stack.tenancy.create_tenant(name)
+            project = await stack.tenancy.create_project(tenant.id, "default")
+            client = stack.openai((await stack.tenancy.create_key(tenant.id, project.id)).key)
+            async with client:
+                file = await client.files.create(file=("a", jsonl(chat_line("a"))), purpose="batch")
+                for _ in range(6):
+                    await client.batches.create(input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h")
+        client = stack.openai()
+        async with client:
+            ended = await until_ended(client, (await order(client, jsonl(chat_line("a")))).id, seconds=20)
+            assert ended.status == "completed"
+
+
+async def test_a_batch_without_money_does_not_try_all_its_lines(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
+) -> None:
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder) as stack:
+        tenant = await stack.tenancy.create_tenant("poor")
+        project = await stack.tenancy.create_project(tenant.id, "default")
+        client = stack.openai((await stack.tenancy.create_key(tenant.id, project.id)).key)
+        async with client:
+            await order(client, jsonl(*(chat_line(f"{n}") for n in range(500))))
+            while not await stack.rows("SELECT 1 FROM batch_line WHERE attempt >= 1"):  # noqa: ASYNC110  # a row
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(8.0)
+            assert len(await stack.rows("SELECT 1 FROM batch_line WHERE attempt >= 1")) <= 130
+
+
 async def test_a_revoked_key_stops_its_batch(stack: Stack) -> None:
     stack.say(SAID, queued=0.3)
     async with stack.openai() as client:
