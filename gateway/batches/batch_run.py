@@ -60,6 +60,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _HELD_PAUSE_S = 2.0
 _MOST_UNPAID = 32
 """When so many lines in a row were too expensive, the whole batch waits: trying them takes work, and earns nothing."""
+_UNHEARD_S = 5.0
+"""When the database has not answered a beat for so long no line is begun: the batch may be another worker's soon."""
 _STALLED_S = 30.0
 """A batch of which for so long no line was more than refused lets others have its place."""
 _CANCEL_S = 600.0
@@ -105,6 +107,8 @@ class BatchRun:
         self._pause_s = _FIRST_PAUSE_S
         self._begin_at = 0.0
         """When the next line may be begun, after a refusal."""
+        self._heard_at = time.monotonic()
+        """When the last beat that was answered was asked for."""
         self._running = 0
         self._unpaid = 0
         """Lines that were too expensive since the last that was not refused."""
@@ -173,6 +177,7 @@ class BatchRun:
             return await work.take_lines(batch, TAKEN_AT_ONCE)
 
         self._queue = LineQueue(await work.begun_lines(batch), take)
+        await self._flush()
         deadline = time.monotonic() + (batch.expires_at - await work.now()) / _SECOND
         workers = [asyncio.create_task(self._work_on(lock)) for _ in range(LINES_AT_ONCE)]
         stopped_at: float | None = None
@@ -217,14 +222,25 @@ class BatchRun:
     async def _flush(self) -> str:
         """Write the results that wait; the state of the batch."""
         results, self._results, self._bytes = self._results, [], 0
-        if not results:
-            return await self._until_available(lambda: self._work.beat(self._batch))
-        return await self._until_available(lambda: self._work.write(self._batch, results, self._seal))
+
+        async def ask() -> str:
+            asked_at = time.monotonic()
+            work, batch = self._work, self._batch
+            status = await (work.write(batch, results, self._seal) if results else work.beat(batch))
+            self._heard_at = asked_at
+            return status
+
+        return await self._until_available(ask)
+
+    @property
+    def _unheard(self) -> bool:
+        return time.monotonic() - self._heard_at > _UNHEARD_S
 
     async def _work_on(self, lock: asyncio.Lock) -> None:
         """Run one line after the other. Raises what keeps the batch from going on."""
         while not self._stopping:
-            if (wait := self._begin_at - time.monotonic()) > 0:
+            wait = FLUSH_S if self._unheard else self._begin_at - time.monotonic()
+            if wait > 0:
                 await asyncio.sleep(min(wait, FLUSH_S))
                 continue
             async with lock:
@@ -243,7 +259,7 @@ class BatchRun:
 
     async def _run_line(self, queued: QueuedLine) -> None:
         batch, line, billed = self._batch, queued.line, False
-        if self._stopping:
+        if self._stopping or self._unheard:
             self._queue.put(queued, 0.0)
             return
         if queued.begun:

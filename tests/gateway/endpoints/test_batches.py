@@ -432,6 +432,21 @@ async def test_lines_of_a_dead_worker_are_billed_once(stack: Stack, tmp_path: Pa
         assert len(billed) == 100
 
 
+async def test_a_worker_whose_beats_are_not_heard_begins_no_line(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one may have the batch: what both begin has two ids, and would be billed twice."""
+    monkeypatch.setattr("gateway.batches.batch_run._UNHEARD_S", 1.0)
+    stack.say(SAID, queued=0.3)
+    async with stack.openai() as client:
+        batch = await order(client, jsonl(*(chat_line(f"{n}") for n in range(800))))
+        await until_progress(client, batch.id, 1)
+    monkeypatch.setattr(BatchWork, "write", _never_written)
+    monkeypatch.setattr(BatchWork, "beat", _never_written)
+    await asyncio.sleep(3.0)
+    billed = len(await stack.events())
+    await asyncio.sleep(2.0)
+    assert len(await stack.events()) == billed < 800
+
+
 @pytest.mark.both_databases
 async def test_a_line_whose_answer_was_lost_is_answered_again_and_not_billed_again(
     database_url: str, tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
