@@ -28,6 +28,8 @@ from storage.database.sql_arrays import one_of
 Purpose: TypeAlias = Literal["batch", "batch_output", "user_data", "message_batch"]
 HIDDEN: Purpose = "message_batch"
 """The purpose of files that are a batch's own, which nobody lists or reads."""
+MOST_FILES = 50_000
+"""Files that a project may keep: one without content takes no bytes, but a row and a file of the disk."""
 FORGOTTEN = 100
 """Files that are removed at a time."""
 STRAY_S = 86_400.0
@@ -38,7 +40,7 @@ _OF = stored_file.c
 
 
 class QuotaExceeded(Exception):
-    """The project would keep more bytes than it may."""
+    """The project would keep more bytes, or more files, than it may."""
 
 
 class StoredFile(Struct, frozen=True, kw_only=True):
@@ -92,6 +94,8 @@ class FileStore:
         async with self.database.transaction() as session:
             await self.database.lock_rows_of(session, stored_file, new.project_id)
             if await self._used(session, new.tenant_id, new.project_id) + new.bytes > self.quota:
+                raise QuotaExceeded
+            if await self._count(session, new.tenant_id, new.project_id) >= MOST_FILES:
                 raise QuotaExceeded
             await self.insert(session, new, seal)
             said = {"purpose": new.purpose, "bytes": new.bytes}
@@ -210,6 +214,10 @@ class FileStore:
     async def _used(self, session: AsyncSession, tenant_id: UUID, project_id: UUID) -> int:
         kept = select(func.sum(_OF.bytes)).where(_OF.tenant_id == tenant_id, _OF.project_id == project_id)
         return int((await session.execute(kept)).scalar() or 0)
+
+    async def _count(self, session: AsyncSession, tenant_id: UUID, project_id: UUID) -> int:
+        kept = select(func.count()).select_from(stored_file)
+        return await session.scalar(kept.where(_OF.tenant_id == tenant_id, _OF.project_id == project_id)) or 0
 
     def _alive(self) -> Any:
         return or_(_OF.expires_at.is_(None), _OF.expires_at > self.database.clock)

@@ -299,7 +299,7 @@ def _plain_name(name: str) -> str:
 
 def storage_full(field: str) -> InvalidField:
     """The error for what a project has no room for."""
-    problem = "the project keeps as many bytes as it may; delete some files, or let them expire"
+    problem = "the project keeps as many files or bytes as it may; delete some files, or let them expire"
     return InvalidField(field, problem, code="storage_exceeded")
 
 

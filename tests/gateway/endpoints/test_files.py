@@ -188,6 +188,20 @@ async def test_a_project_keeps_so_many_bytes(stocked_sqlite_url: str, tmp_path: 
             await client.files.create(file=("b", b"x" * 3000), purpose="user_data")
 
 
+async def test_a_project_keeps_so_many_files(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files without content take no bytes of the quota."""
+    monkeypatch.setattr("file_store.store.MOST_FILES", 2)
+    async with stack.openai() as client:
+        first = await client.files.create(file=("a", b""), purpose="user_data")
+        await client.files.create(file=("b", b""), purpose="user_data")
+        with pytest.raises(BadRequestError) as refused:
+            await client.files.create(file=("c", b""), purpose="user_data")
+        assert refused.value.code == "storage_exceeded"
+        assert len(blobs(folder_of(stack))) == 2
+        await client.files.delete(first.id)
+        await client.files.create(file=("c", b""), purpose="user_data")
+
+
 async def test_files_end_with_the_key_of_their_project(stack: Stack) -> None:
     async with stack.openai() as client:
         file = await client.files.create(file=("a", b"secret"), purpose="user_data")
