@@ -139,6 +139,9 @@ class BatchRun:
             if checked is None:
                 return
             status = checked
+        over = status == "cancelling" or self._batch.expires_at <= await self._until_available(self._work.now)
+        if over and not await self._while_alive(self._answer_billed()):
+            return
         if status == "in_progress" and not await self._run_lines():
             return
         await self._while_alive(self._end())
@@ -325,6 +328,43 @@ class BatchRun:
             return read_line(content)
         except InvalidLine as error:  # it was checked
             raise Unreadable from error
+
+    async def _answer_billed(self) -> bool:
+        """Answer lines that an earlier worker had begun, and that are paid for, though it is too late for others; False
+        if the gateway stops before."""
+        batch, work = self._batch, self._work
+        begun = await self._until_available(lambda: work.begun_lines(batch))
+        if begun:
+            self._reader = await self._input()
+        end = time.monotonic() + _CANCEL_S
+        while begun and time.monotonic() < end:
+            unknown = await asyncio.gather(*map(self._answer_if_billed, begun))
+            await self._flush()
+            begun = [line for line, left in zip(begun, unknown, strict=True) if left]
+            if begun and self._limits.draining():
+                await work.release(batch, [])
+                return False
+            if begun:
+                await asyncio.sleep(_HELD_PAUSE_S)
+        return True
+
+    async def _answer_if_billed(self, line: Line) -> bool:
+        """Answer a line once more, which was billed; whether it is still to come whether it was, or its answer."""
+        batch = self._batch
+        id_ = line_request_id(batch.id, line.number, line.attempt)
+        async with self._limits.places:
+            trace = await self._until_available(lambda: trace_of(self._work.store.database, id_))
+            if trace.held or not trace.billed:
+                return trace.held
+            asked = await self._read(line)
+            answer = await self._answer(line, asked)
+        await self._limits.release(id_, "billed before")
+        if isinstance(answer.failure, NotAuthenticated):
+            return False
+        if isinstance(answer.failure, (*_PASSING, *_FAULTS, ClientLeft)):
+            return True
+        self._results.append(result_of(batch.surface, _name(batch, line), line, asked.custom_id, answer))
+        return False
 
     # ------------------------------------------------ the end
 

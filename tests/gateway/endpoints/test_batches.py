@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from openai import BadRequestError, ConflictError, NotFoundError, PermissionDeniedError
@@ -16,7 +16,7 @@ from gateway.services import GatewayOptions
 from tests.gateway.endpoints.test_files import folder_of, foreign_key
 from tests.gateway.stack import Stack, quick_timeouts, running_stack
 
-ENDPOINT = "/v1/chat/completions"
+ENDPOINT: Final = "/v1/chat/completions"
 SAID = "The quick brown fox."
 
 
@@ -296,9 +296,8 @@ async def test_an_input_is_kept_while_its_batch_may_run(stack: Stack) -> None:
         expiry: Any = {"anchor": "created_at", "seconds": 3600}
         file = await client.files.create(file=("a", jsonl(chat_line("a"))), purpose="batch", expires_after=expiry)
         batch = await client.batches.create(input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h")
-        kept = (await client.files.retrieve(file.id)).expires_at
-        assert kept is not None
-        assert kept > batch.expires_at > file.expires_at
+        kept = (await client.files.retrieve(file.id)).expires_at or 0
+        assert kept > (batch.expires_at or 0) > (file.expires_at or 0) > 0
 
 
 async def test_a_line_waits_for_money(stocked_sqlite_url: str, tmp_path: Path, model_folder: Path) -> None:
@@ -430,6 +429,32 @@ async def test_lines_of_a_dead_worker_are_billed_once(stack: Stack, tmp_path: Pa
         assert len({event.id for event in events}) == 100
         billed = [event for event in events if event.cost_pico]
         assert len(billed) == 100
+
+
+async def test_what_was_paid_for_is_answered_though_the_batch_was_cancelled_and_its_worker_died(
+    stack: Stack, tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "b").mkdir()  # a test may wait
+    url, files = f"sqlite:///{stack.database.engine.url.database}", folder_of(stack) / "files"
+    stack.say(SAID)
+    runner = stack.gateway.batches
+    assert runner is not None
+    monkeypatch.setattr(BatchWork, "write", _never_written)
+    async with stack.openai() as client:
+        batch = await order(client, jsonl(*(chat_line(f"{n}") for n in range(20))))
+        await stack.settled(20)
+        await runner.stop()
+        monkeypatch.undo()
+        assert (await client.batches.cancel(batch.id)).status == "cancelling"
+    async with stack.database.transaction() as session:
+        await session.execute(text("UPDATE batch SET beat_at = 0"))
+    async with running_stack(url, tmp_path / "b", model_folder, name="gateway-b", files=files) as other:
+        other.say(SAID)
+        client = other.openai(stack.key)
+        async with client:
+            ended = await until_ended(client, batch.id)
+            assert (ended.status, ended.request_counts.completed, ended.error_file_id) == ("cancelled", 20, None)
+        assert len(await other.settled(20)) == 20
 
 
 async def test_a_worker_whose_beats_are_not_heard_begins_no_line(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
