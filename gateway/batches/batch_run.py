@@ -24,18 +24,11 @@ from file_store.blobs import BlobMissing
 from file_store.sealed_content import ContentReader
 from file_store.store import HIDDEN, NewFile
 from gateway.batches.input_lines import InputChecker, InputLine, InvalidLine, read_line
+from gateway.batches.line_pace import FAULTS, PASSING, LinePace
 from gateway.batches.line_queue import LineQueue, QueuedLine
 from gateway.batches.line_requests import LineAnswer, LineRequests
 from gateway.batches.result_lines import result_of, result_of_left
-from gateway.errors import (
-    ClientLeft,
-    Interrupted,
-    NotAuthenticated,
-    RetryableError,
-    SuspendedError,
-    TimedOut,
-    Unaffordable,
-)
+from gateway.errors import ClientLeft, NotAuthenticated
 from prompt_cache.promise.scope_keys import ScopeKeyUnreadable
 from response_store.sealing import ContentSeal, Unreadable
 from storage.database.database import DatabaseUnavailable
@@ -50,28 +43,18 @@ TAKEN_AT_ONCE = 64
 """Lines that are taken from the database at once: as many are doubtful after a crash, beside those that ran."""
 FLUSH_S = 0.5
 """How long a result waits for others before it is written; as often the batch is heard of."""
-_MOST_WAITING = 256
-_MOST_WAITING_BYTES = 4 * 1024 * 1024
+_MOST_WAITING, _MOST_WAITING_BYTES = 256, 4 * 1024 * 1024
 _LEFT_AT_ONCE = 500
 _MOST_FAULTS = 3
 """A line that failed so often by a fault of ours has failed."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
-"""After a refusal that may pass: the first pause, which doubles with each further one."""
 _HELD_PAUSE_S = 2.0
-_MOST_UNPAID = 32
-"""When so many lines in a row were too expensive, the whole batch waits: trying them takes work, and earns nothing."""
 _UNHEARD_S = 5.0
 """When the database has not answered a beat for so long no line is begun: the batch may be another worker's soon."""
-_STALLED_S = 30.0
-"""A batch of which for so long no line was more than refused lets others have its place."""
 _CANCEL_S = 600.0
 """How long lines that run may go on when no others are begun any more."""
 _DATABASE_S = 120.0
 """How long a batch waits for a database that does not answer."""
 _SECOND = 1_000_000
-_PASSING = (RetryableError, Unaffordable, SuspendedError)
-"""Refusals that may pass while the batch lives."""
-_FAULTS = (Interrupted, TimedOut)
 _KEY_ENDED = BatchProblem("api_key_revoked", "The API key of this batch was revoked, or has expired.")
 Result = TypeVar("Result")
 
@@ -104,16 +87,10 @@ class BatchRun:
         self._stopping = False
         """No further line is begun."""
         self._key_ended = False
-        self._pause_s = _FIRST_PAUSE_S
-        self._begin_at = 0.0
-        """When the next line may be begun, after a refusal."""
+        self._pace = LinePace()
         self._heard_at = time.monotonic()
         """When the last beat that was answered was asked for."""
         self._running = 0
-        self._unpaid = 0
-        """Lines that were too expensive since the last that was not refused."""
-        self._refused_since: float | None = None
-        """Since when lines have been refused, and nothing else."""
 
     async def run(self) -> None:
         """Run it to its end, or until the gateway stops. Raises nothing but CancelledError."""
@@ -194,7 +171,7 @@ class BatchRun:
                     self._stopping = True
                 if self._limits.draining():
                     self._stopping = leaves = True
-                if self._stalled and not self._stopping:
+                if self._pace.stalled and not self._running and not self._stopping:
                     self._stopping = leaves = aside = True
                 if self._key_ended and not self._stopping:
                     self._stopping = True
@@ -227,9 +204,8 @@ class BatchRun:
         results, self._results, self._bytes = self._results, [], 0
 
         async def ask() -> str:
-            asked_at = time.monotonic()
-            work, batch = self._work, self._batch
-            status = await (work.write(batch, results, self._seal) if results else work.beat(batch))
+            asked_at, work = time.monotonic(), self._work
+            status = await (work.write(self._batch, results, self._seal) if results else work.beat(self._batch))
             self._heard_at = asked_at
             return status
 
@@ -242,7 +218,7 @@ class BatchRun:
     async def _work_on(self, lock: asyncio.Lock) -> None:
         """Run one line after the other. Raises what keeps the batch from going on."""
         while not self._stopping:
-            wait = FLUSH_S if self._unheard else self._begin_at - time.monotonic()
+            wait = FLUSH_S if self._unheard else self._pace.wait_s
             if wait > 0:
                 await asyncio.sleep(min(wait, FLUSH_S))
                 continue
@@ -280,16 +256,16 @@ class BatchRun:
             await self._limits.release(line_request_id(batch.id, line.number, line.attempt), "billed before")
         if isinstance(answer.failure, NotAuthenticated):
             self._key_ended = True
-        faults = queued.faults + isinstance(answer.failure, _FAULTS)
-        passes = isinstance(answer.failure, (*_PASSING, ClientLeft, NotAuthenticated))
-        if not billed and (passes or (isinstance(answer.failure, _FAULTS) and faults < _MOST_FAULTS)):
+        faults = queued.faults + isinstance(answer.failure, FAULTS)
+        passes = isinstance(answer.failure, (*PASSING, ClientLeft, NotAuthenticated))
+        if not billed and (passes or (isinstance(answer.failure, FAULTS) and faults < _MOST_FAULTS)):
             again = await self._until_available(lambda: self._work.begin_again(batch, line))
-            self._queue.put(QueuedLine(again, faults=faults), self._refused(answer))
+            self._queue.put(QueuedLine(again, faults=faults), self._pace.refused(answer.failure))
             return
         if billed and answer.failure is not None:
-            self._queue.put(QueuedLine(line, begun=True), self._refused(answer))
+            self._queue.put(QueuedLine(line, begun=True), self._pace.refused(answer.failure))
             return
-        self._pause_s, self._unpaid, self._refused_since = _FIRST_PAUSE_S, 0, None
+        self._pace.answered()
         result = result_of(batch.surface, _name(batch, line), line, asked.custom_id, answer)
         self._results.append(result)
         self._bytes += len(result.content)
@@ -300,27 +276,6 @@ class BatchRun:
         batch = self._batch
         id_ = line_request_id(batch.id, line.number, line.attempt)
         return await self._requests.answer(batch.key, batch.endpoint, bytes(asked.body), id_, self._gone)
-
-    def _refused(self, answer: LineAnswer) -> float:
-        """After how many seconds a line is to be tried again. A shortage of money is this line's alone, since others
-        may cost less, until many lines have it; everything else keeps the whole batch waiting."""
-        pause, self._pause_s = self._pause_s, min(2 * self._pause_s, _LONGEST_PAUSE_S)
-        if isinstance(answer.failure, RetryableError):
-            pause = min(max(pause, answer.failure.retry_after), _LONGEST_PAUSE_S)
-        if isinstance(answer.failure, _FAULTS):
-            self._refused_since = None
-        elif self._refused_since is None:
-            self._refused_since = time.monotonic()
-        self._unpaid += isinstance(answer.failure, Unaffordable)
-        if not isinstance(answer.failure, Unaffordable) or self._unpaid >= _MOST_UNPAID:
-            self._begin_at = max(self._begin_at, time.monotonic() + pause)
-        return pause
-
-    @property
-    def _stalled(self) -> bool:
-        """Whether it has a place for nothing: no money, no replica, a limit, a suspended project."""
-        since = self._refused_since
-        return since is not None and not self._running and time.monotonic() - since > _STALLED_S
 
     async def _read(self, line: Line) -> InputLine:
         content = await self._reader.read(line.offset, line.length)
@@ -361,7 +316,7 @@ class BatchRun:
         await self._limits.release(id_, "billed before")
         if isinstance(answer.failure, NotAuthenticated):
             return False
-        if isinstance(answer.failure, (*_PASSING, *_FAULTS, ClientLeft)):
+        if isinstance(answer.failure, (*PASSING, *FAULTS, ClientLeft)):
             return True
         self._results.append(result_of(batch.surface, _name(batch, line), line, asked.custom_id, answer))
         return False

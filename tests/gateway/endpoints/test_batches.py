@@ -323,7 +323,7 @@ async def test_batches_without_money_keep_nobody_waiting(
     stocked_sqlite_url: str, tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two tenants without money order more batches than a gateway runs, or looks at, at once."""
-    monkeypatch.setattr("gateway.batches.batch_run._STALLED_S", 1.0)
+    monkeypatch.setattr("gateway.batches.line_pace._STALLED_S", 1.0)
     monkeypatch.setattr("gateway.batches.runner._LOOKED_AT", 10)
     async with running_stack(stocked_sqlite_url, tmp_path, model_folder) as stack:
         stack.say(SAID)
