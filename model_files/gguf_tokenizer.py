@@ -173,7 +173,10 @@ def _byte_level(model: GgufModel, vocabulary: _Vocabulary) -> dict[str, Any]:
     if splitting is None:
         supported = ", ".join(SPLITTINGS)
         raise GgufError(f"{model.path}: {_PREFIX}pre {name!r} is not supported (supported: {supported})")
-    merges = [merge.split(" ") for merge in model.texts(f"{_PREFIX}merges")]
+    listed = model.texts(f"{_PREFIX}merges")
+    if len(listed) > _MOST_MERGES:
+        raise GgufError(f"{model.path}: {_PREFIX}merges has {len(listed)} entries, more than {_MOST_MERGES}")
+    merges = [merge.split(" ") for merge in listed]
     ids = vocabulary.ids()
     for merge in merges:
         if len(merge) != 2 or not (merge[0] in ids and merge[1] in ids and merge[0] + merge[1] in ids):

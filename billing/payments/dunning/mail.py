@@ -69,7 +69,7 @@ class MailServer(msgspec.Struct, frozen=True, kw_only=True):
             again = error.smtp_code < 500 or isinstance(error, smtplib.SMTPAuthenticationError)
             raise MailError(_said(error.smtp_code, error.smtp_error), again=again) from error
         except UnicodeError:  # whose text would show a part of the password
-            raise MailError("the password, the user or the sender is not in ASCII", again=True) from None
+            raise MailError("the mail server's host, user, password or sender is not in ASCII", again=True) from None
         except (OSError, smtplib.SMTPException) as error:
             raise MailError(f"the mail server cannot be reached: {error}", again=True) from error
         finally:

@@ -135,6 +135,17 @@ def test_tokens_that_can_be_made_of_two_in_too_many_ways_are_refused(tmp_path: P
         tokenizer_json(model)
 
 
+def test_more_merges_than_any_vocabulary_has_are_refused(tmp_path: Path):
+    values = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": ["a", "b", "ab"]}
+    path, count = written(tmp_path / "merges.gguf", values | {"tokenizer.ggml.merges": ["a b"]}, {}), (1 << 20) + 1
+    one = struct.pack("<Q", 3) + b"a b"
+    whole = path.read_bytes()
+    assert whole.count(struct.pack("<Q", 1) + one) == 1
+    path.write_bytes(whole.replace(struct.pack("<Q", 1) + one, struct.pack("<Q", count) + one * count))
+    with GgufModel(path) as model, pytest.raises(GgufError, match="merges has 1048577 entries, more than"):
+        tokenizer_json(model)
+
+
 def test_an_empty_special_token_moves_no_other(tmp_path: Path):
     tokens, kinds = ["a", "b", "<one>", "", "<two>"], [1, 1, 3, 3, 3]
     values = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": tokens}
