@@ -24,7 +24,7 @@ async def standing_fake(file: Path, webhook: str, secret: str, *, port: int = 0)
     fake = FakeStripe(Account.load(file))
     try:
         base = await fake.start(port)
-    except OSError:
+    except (OSError, OverflowError):  # it is somebody's, or there is no port behind the last
         base = await fake.start()
     fake.account.pages = base
     async with httpx.AsyncClient(trust_env=False, timeout=10) as client:

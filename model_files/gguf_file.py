@@ -23,6 +23,8 @@ _VERSIONS = (2, 3)
 _MOST_ENTRIES = _MOST_TENSORS = 1 << 16
 _MOST_STRINGS = 1 << 22
 """Strings in all arrays of a file: each is visited to find the next entry."""
+_MOST_NUMBERS, _MOST_FLOATS = 1 << 22, 1 << 16
+"""Numbers of an array, and of a small tensor, that are decoded."""
 _LONGEST_NAME, _LONGEST_TEXT = 256, 1 << 24
 _MOST_DIMENSIONS, _LARGEST_DIMENSION = 4, 1 << 40
 _LARGEST_ALIGNMENT = 1 << 20
@@ -155,6 +157,8 @@ class _Cursor:
     def elements(self, array: _Array, key: str) -> list[Any]:
         """The elements of an array that was read before."""
         if array.type != _STRING:
+            if array.count > _MOST_NUMBERS:
+                self.refuse(f"{key} has {array.count} numbers, more than {_MOST_NUMBERS}")
             form = _NUMBERS[array.type]
             return list(struct.unpack_from(f"<{array.count}{form}", self.data, array.start))
         texts, at = [], array.start
@@ -224,8 +228,11 @@ class GgufFile:
 
     def floats(self, tensor: StoredTensor) -> list[float]:
         """The elements of a small tensor of type F32."""
-        if tensor.type.name != "F32" or len(tensor.shape) != 1:
-            self._cursor.refuse(f"tensor {tensor.name} is {tensor.type.name} of shape {list(tensor.shape)}, not F32")
+        if tensor.type.name != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > _MOST_FLOATS:
+            self._cursor.refuse(
+                f"tensor {tensor.name} is {tensor.type.name} of shape {list(tensor.shape)}, not up to {_MOST_FLOATS}"
+                " numbers in F32"
+            )
         return [_shortest(value) for value in struct.unpack_from(f"<{tensor.shape[0]}f", self._data, tensor.start)]
 
     def _read_header(self) -> None:

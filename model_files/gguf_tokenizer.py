@@ -16,6 +16,9 @@ from model_files.gguf_file import GgufError, GgufModel
 _NORMAL, _UNKNOWN, CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _PREFIX = "tokenizer.ggml."
 _MOST_TOKENS, _MOST_CHARACTERS, _LONGEST_MERGED = 1 << 21, 1 << 24, 256
+_MOST_MERGES = 1 << 20
+"""Ways to make tokens of two, of which a vocabulary of chosen tokens has very many: Gemma 3's, the largest that is
+published, has half as many."""
 _SPACE = "▁"
 _MOST_TEMPLATES = 64
 
@@ -70,8 +73,8 @@ class _Vocabulary:
     kinds: Sequence[float]
 
     def is_added(self, token: int) -> bool:
-        """Whether it is recognised as a whole, before a text is split."""
-        return self.kinds[token] in (CONTROL, _UNKNOWN, _USER_DEFINED)
+        """Whether it is recognised as a whole, before a text is split. An empty one cannot be; it takes its id."""
+        return self.kinds[token] in (CONTROL, _UNKNOWN, _USER_DEFINED) and self.texts[token] != ""
 
     def ids(self) -> dict[str, int]:
         """The ids of the tokens that a model's vocabulary lists: all up to the last that is not added."""
@@ -84,7 +87,7 @@ class _Vocabulary:
         return [
             {"id": token, "content": self.texts[token], **plain, "special": self.kinds[token] != _USER_DEFINED}
             for token in range(len(self.texts))
-            if self.is_added(token) and self.texts[token]
+            if self.is_added(token)
         ]
 
 
@@ -170,7 +173,10 @@ def _byte_level(model: GgufModel, vocabulary: _Vocabulary) -> dict[str, Any]:
     if splitting is None:
         supported = ", ".join(SPLITTINGS)
         raise GgufError(f"{model.path}: {_PREFIX}pre {name!r} is not supported (supported: {supported})")
-    merges = [merge.split(" ") for merge in model.texts(f"{_PREFIX}merges")]
+    listed = model.texts(f"{_PREFIX}merges")
+    if len(listed) > _MOST_MERGES:
+        raise GgufError(f"{model.path}: {_PREFIX}merges has {len(listed)} entries, more than {_MOST_MERGES}")
+    merges = [merge.split(" ") for merge in listed]
     ids = vocabulary.ids()
     for merge in merges:
         if len(merge) != 2 or not (merge[0] in ids and merge[1] in ids and merge[0] + merge[1] in ids):
@@ -232,13 +238,13 @@ def _sentence_piece(model: GgufModel, vocabulary: _Vocabulary) -> dict[str, Any]
             "byte_fallback": True,
             "ignore_merges": False,
             "vocab": vocabulary.ids(),
-            "merges": _merges(vocabulary, scores),
+            "merges": _merges(model, vocabulary, scores),
         },
     }
 
 
-def _merges(vocabulary: _Vocabulary, scores: Sequence[float]) -> list[list[str]]:
-    """Each way to make a token of two, the token with the highest score first."""
+def _merges(model: GgufModel, vocabulary: _Vocabulary, scores: Sequence[float]) -> list[list[str]]:
+    """Each way to make a token of two, the token with the highest score first. Raises GgufError for too many."""
     normal = {
         text: token
         for token, text in enumerate(vocabulary.texts)
@@ -254,6 +260,8 @@ def _merges(vocabulary: _Vocabulary, scores: Sequence[float]) -> list[list[str]]
             for left, right in pairs
             if left in normal and right in normal
         ]
+        if len(found) > _MOST_MERGES:
+            raise GgufError(f"{model.path}: {_PREFIX}tokens has more than {_MOST_MERGES} ways to make tokens of two")
     found.sort()
     return [[left, right] for *_, left, right in found]
 

@@ -61,6 +61,11 @@ async def begin_clock(database: Database, at: int | None = None) -> SandboxClock
                 "the installation is in use: only an empty one becomes a sandbox; make another data folder, or another "
                 "database, with `turnpike migrate`"
             )
+        # A process asks for the clock when it opens the database: one that runs would stay in the present.
+        if running := await epochs_before(session, now + MOST_STEP_US):
+            raise ClockRefused(
+                f"gateway {running[0].gateway} runs: stop all of the installation, and start it after this"
+            )
         begin = now if at is None else at
         if not now <= begin or not is_readable(begin + MOST_STEP_US):
             raise ClockRefused(f"at: a clock begins at the present, {format_instant(now)}, or later")

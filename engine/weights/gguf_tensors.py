@@ -65,6 +65,7 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
     "qwen3moe": _QWEN3_MOE,
 }
 """`general.architecture` -> part of a block -> part of a layer, `*` for the number of an expert; others have Llama's"""
+_MOST_EXPERTS = 1 << 12
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -118,8 +119,11 @@ class GgufTensors:
             # A part that is not known has no place in a layer, which is then said of its own name.
             layer = f"model.layers.{int(index)}.{names.get(part, part)}.{last}"
             if "*" in layer:
-                if len(tensor.shape) != 3:
-                    self._refuse(tensor, f"has the shape {list(tensor.shape)}, which is not that of experts")
+                if len(tensor.shape) != 3 or tensor.shape[0] > _MOST_EXPERTS:
+                    self._refuse(
+                        tensor,
+                        f"has the shape {list(tensor.shape)}, which is not that of up to {_MOST_EXPERTS} experts",
+                    )
                 parts |= {layer.replace("*", str(expert)): _Part(tensor, expert) for expert in range(tensor.shape[0])}
                 continue
             heads = permuted.get(part)

@@ -46,6 +46,9 @@ class SellerArguments(msgspec.Struct, frozen=True):
     valid_from: str | None = None
 
 
+_NO_ACCOUNT = ("", "")
+
+
 def _payee(seller: Seller) -> tuple[str, ...]:
     """What says to which account a seller is to be paid."""
     return (*seller.payment, seller.iban or "", seller.bic or "")
@@ -69,12 +72,15 @@ class Parties:
 
         Raises InvalidParty for an unknown country, a new VAT id that is invalid, a change without a reason, and where a
         demonstration's seller and a real one would meet in one database, or a sandbox's series would look like others.
-        Raises ChangePending while another account to be paid to takes two people.
+        Raises ChangePending while another account to be paid to, of this seller or of one more, takes two people.
         """
         arguments = SellerArguments(seller, None if valid_from is None else valid_from.isoformat())
         async with self._database.reading() as session:
             before = await _payee_of(session, _SELLERS.profile_of(seller.id))
-        if before not in (None, _payee(seller)):
+            is_first = await session.scalar(select(legal_entity.c.id).limit(1)) is None
+        # One more seller is another account too: tenants only have to be given it.
+        paid_to = _NO_ACCOUNT if before is None and not is_first else before
+        if paid_to not in (None, _payee(seller)):
             async with self._database.transaction(write=False) as session:  # what is wrong with it is said at once
                 await self.set_seller_in(session, arguments, reason)
             summary = f"seller {seller.id} is paid to another account: {', '.join(filter(None, _payee(seller)))}"

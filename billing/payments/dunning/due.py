@@ -8,6 +8,7 @@ from uuid import UUID
 
 import msgspec
 from sqlalchemy import and_, exists, func, or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.invoices.parties.parties import Buyer
 from billing.tables.invoices import billing_profile, invoice
@@ -71,6 +72,13 @@ async def find_due(database: Database, days: Sequence[int], *, limit: int = MOST
         DueReminder(tenant_id, invoice_id, number, _level(due, days, today), _email(profile), currency, amount, due)
         for tenant_id, invoice_id, number, currency, amount, due, profile in rows
     ]
+
+
+async def recipient_of(session: AsyncSession, tenant_id: UUID) -> str:
+    """To whom a tenant's reminders go; empty if it gave no address."""
+    query = select(billing_profile.c.profile).where(billing_profile.c.tenant_id == tenant_id)
+    profile = await session.scalar(query)
+    return "" if profile is None else _email(profile)
 
 
 def _level(due: str, days: Sequence[int], today: date) -> int:

@@ -86,6 +86,8 @@ def write_message(  # noqa: PLR0917
 ) -> EmailMessage:
     """The e-mail, with the invoice's PDF under its name."""
     message = EmailMessage(policy=SMTP)
+    # `email` decodes an encoded word in what it is given, and writes line ends that were in it as they are.
+    subject = subject.replace("=?", "= ?")
     message["From"], message["To"], message["Subject"] = sender, recipient, subject
     message["Message-ID"], message["Auto-Submitted"] = message_id, "auto-generated"
     message.set_content(text)

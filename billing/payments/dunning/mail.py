@@ -18,6 +18,8 @@ from storage.reported_error import ReportedError
 TIMEOUT_S = 30
 _DOTS = re.compile(rb"^\.", re.MULTILINE)
 """Dots at the beginning of a line: alone it would be the end."""
+_ADDRESS = re.compile(r"[A-Za-z0-9!#$%&'*+/^_`{|}~.-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+", re.ASCII)
+"""What each mail server takes, and headers hold as it is: without quotes, and without the `=?` of encoded words."""
 Encryption = Literal["starttls", "tls", "none"]
 
 
@@ -31,6 +33,15 @@ class MailError(ReportedError):
 
 class MailUnknown(ReportedError):
     """The message was handed over, and the server's answer did not come: nobody knows whether it is delivered."""
+
+
+def problem_of_recipient(recipient: str) -> str:
+    """What is wrong with an address to which a message is to be sent; empty if nothing is."""
+    if not recipient:
+        return "the buyer has no e-mail address"
+    if _ADDRESS.fullmatch(recipient) is None:
+        return f"{recipient} is no address that mail servers take: ASCII, without quotes"
+    return ""
 
 
 class MailServer(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +68,8 @@ class MailServer(msgspec.Struct, frozen=True, kw_only=True):
         except smtplib.SMTPResponseException as error:
             again = error.smtp_code < 500 or isinstance(error, smtplib.SMTPAuthenticationError)
             raise MailError(_said(error.smtp_code, error.smtp_error), again=again) from error
+        except UnicodeError:  # whose text would show a part of the password
+            raise MailError("the mail server's host, user, password or sender is not in ASCII", again=True) from None
         except (OSError, smtplib.SMTPException) as error:
             raise MailError(f"the mail server cannot be reached: {error}", again=True) from error
         finally:

@@ -23,7 +23,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.integrity.recorded_tables import PAYMENT_REMINDERS, REMINDER_POLICIES
 from billing.invoices.errors import WrongState
-from billing.payments.dunning.due import DueReminder, find_due
+from billing.payments.dunning.due import DueReminder, find_due, recipient_of
+from billing.payments.dunning.mail import problem_of_recipient
 from billing.payments.errors import UnknownPayment
 from billing.payments.recording import change_recorded, insert_recorded
 from billing.payments.tasks import add_task
@@ -115,8 +116,8 @@ class Reminders:
             same = (_ROW.tenant_id == due.tenant_id, _ROW.invoice_id == due.invoice_id, _ROW.level >= due.level)
             if await session.scalar(select(_ROW.id).where(*same).limit(1)) is not None:
                 return False  # another worker was faster
-            if not due.recipient:
-                row |= {"state": "refused", "problem": "the buyer has no e-mail address"}
+            if problem := problem_of_recipient(due.recipient):
+                row |= {"state": "refused", "problem": problem}
                 await _tell(self._database, session, due.tenant_id, f"{due.number}: {row['problem']}", str(row["id"]))
             await insert_recorded(session, PAYMENT_REMINDERS, f"payment_reminder.{row['state']}", row)
         return True
@@ -167,8 +168,8 @@ class Reminders:
         await change_recorded(session, PAYMENT_REMINDERS, f"payment_reminder.{state}", reminder.id, values)
 
     async def send_again(self, reminder_id: UUID, reason: str) -> Reminder:
-        """Queue a reminder again that was refused, or of which nobody knows what became. Raises UnknownPayment,
-        WrongState, InvalidText."""
+        """Queue a reminder again that was refused, or of which nobody knows what became, to the address that the buyer
+        has now. Raises UnknownPayment, WrongState, InvalidText."""
         check_text("reason", reason, REASON)
         async with self._database.transaction() as session:
             query = select(*_COLUMNS).where(_ROW.id == reminder_id)
@@ -177,7 +178,8 @@ class Reminders:
                 raise UnknownPayment("there is no such reminder")
             if row.state not in ("refused", "unknown"):
                 raise WrongState("the reminder", row.state, "sent again")
-            values = {"state": "queued", "problem": "", "due_at": 0, "updated_at": self._database.clock}
+            values = {"state": "queued", "problem": "", "due_at": 0, "attempts": 0, "updated_at": self._database.clock}
+            values["recipient"] = await recipient_of(session, row.tenant_id)
             await change_recorded(session, PAYMENT_REMINDERS, "payment_reminder.queued", row.id, values, reason)
             return Reminder(*(await session.execute(query)).one())
 

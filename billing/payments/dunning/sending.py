@@ -18,7 +18,7 @@ from billing.invoices.rendering import pdf
 from billing.invoices.store import InvoiceRecord, Invoices
 from billing.money import format_minor
 from billing.payments.dunning.letters import Letter, write_message
-from billing.payments.dunning.mail import MailError, MailUnknown
+from billing.payments.dunning.mail import MailError, MailUnknown, problem_of_recipient
 from billing.payments.dunning.reminders import Reminder, Reminders
 from billing.payments.pushing import DocumentPusher
 from storage.database.circuit_breaker import beside_the_database
@@ -76,6 +76,9 @@ class DunningWorker:
         if not is_open or not await self._reminders.are_wanted(reminder.tenant_id):
             why = "the tenant wants none" if is_open else f"the invoice is {record.state}"
             await self._reminders.end(reminder, "canceled", why)
+            return
+        if problem := problem_of_recipient(reminder.recipient):
+            await self._reminders.end(reminder, "refused", problem)
             return
         document = await self._invoices.document(record)
         subject, text = self._letter(reminder).filled(await self._values(record, document))

@@ -15,6 +15,7 @@ from billing.accounts.balances import Balances
 from billing.approvals.approvals import Approvals
 from billing.invoices.collection import pay, void
 from billing.invoices.credit_notes import credit
+from billing.invoices.errors import NoProfile
 from billing.invoices.parties.store import Parties
 from billing.invoices.registers.exchange_rates import PublishedRates, record_rates
 from billing.pending_changes import ChangePending
@@ -110,6 +111,21 @@ async def test_what_takes_two_people(database: Database, action: str) -> None:
             await session.scalars(select(row.actor_name).where(row.action == action, row.actor_id == "key-2"))
         ).all()
     assert made == ["bob"]
+
+
+async def test_an_account_of_one_more_seller_takes_two_people(database: Database) -> None:
+    customer = await _customer(database)
+    await PlatformSettings(database).set(APPROVALS, "on", by="Ann and bob", via="test")
+    parties = Parties(database)
+    other = msgspec.structs.replace(ELSEWHERE, id="other", series="OT", credit_series="OT-CN")
+    with acting_as(Actor("operator_key", "key-1", "ann")):
+        with pytest.raises(ChangePending) as pending:
+            await parties.set_seller(other)
+        with pytest.raises(NoProfile):
+            await parties.set_buyer(customer.id, msgspec.structs.replace(BUYER, seller="other"))
+    with acting_as(Actor("operator_key", "key-2", "bob")):
+        await Approvals(database, PriceCatalog(database)).approve(pending.value.change.id, lambda _: True, "agreed")
+    assert {seller.id for seller in await parties.sellers()} == {USD.id, "other"}
 
 
 @pytest.mark.both_databases

@@ -60,3 +60,11 @@ async def test_people_pay_on_its_pages_and_its_account_is_kept(tmp_path: Path) -
     kept = Account.load(file)
     assert [one["status"] for one in kept.every("payment_intent")] == ["succeeded"]
     assert kept.add("customer", "cus")["id"] == "cus_fake000002", "ids go on where they were"
+
+
+async def test_behind_the_last_port_it_takes_a_free_one(tmp_path: Path) -> None:
+    Account().save(tmp_path / "account.json")
+    async with standing_fake(
+        tmp_path / "account.json", "http://127.0.0.1:1/webhooks/stripe", "whsec_0123456789", port=65_536
+    ) as base:
+        assert 0 < int(base.rpartition(":")[2]) < 65_536

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -22,6 +23,8 @@ from billing.periods.sandbox_clock import MOST_STEP_US, ClockRefused, advance_cl
 from billing.prices import PriceCatalog
 from billing.reservation.hold_service import HoldService
 from billing.settlement.settlement import settle
+from billing.spool.gateway_epochs import EpochKeeper
+from billing.spool.spool import Spool
 from billing.usage import Usage
 from billing.verification.audit import audit_money
 from storage.database.database import Database
@@ -94,6 +97,15 @@ async def test_an_installation_in_use_never_becomes_a_sandbox(database: Database
         await advance_clock(database, DECEMBER)
     assert await read_clock(database) is None
     assert not await follow_test_clock(database)
+
+
+async def test_where_a_gateway_runs_no_sandbox_begins(database: Database, tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool", "g1-a")
+    await EpochKeeper(database, spool, "g1").publish()
+    with pytest.raises(ClockRefused, match="gateway g1 runs"):
+        await begin_clock(database, BEGIN)
+    assert await read_clock(database) is None
+    await spool.close()
 
 
 async def test_a_clock_begins_once_and_not_in_the_past(database: Database) -> None:

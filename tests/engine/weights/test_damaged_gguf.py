@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import resource
 import struct
@@ -10,12 +11,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import gguf
+import numpy as np
+import pytest
 import torch
+from tokenizers import Tokenizer
 
 from engine.errors import ModelError
 from engine.layers.linear import best_tiling
 from engine.models.registry import load_model, read_config
+from engine.weights.gguf_tensors import GgufTensors
 from gateway.served_models.served_model import ModelFolderError, load_served_model
+from model_files.gguf_file import GgufError, GgufModel
+from model_files.gguf_tokenizer import tokenizer_json
 from tests.engine.conftest import write_model
 from tests.engine.gguf_files import write_gguf
 
@@ -87,3 +94,62 @@ def test_1000_damaged_files_are_refused_in_a_line_or_are_models(tmp_path: Path):
         file.unlink()
     assert refused > FILES // 2
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MOST_BYTES >> 10
+
+
+def written(path: Path, values: dict[str, object], tensors: dict[str, np.ndarray]) -> Path:  # type: ignore[type-arg]
+    """A GGUF file with these values and tensors alone."""
+    writer = gguf.GGUFWriter(path, "qwen3moe")
+    for key, value in values.items():
+        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value) if isinstance(value, str) else LIST)
+    for name, tensor in tensors.items():
+        writer.add_tensor(name, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+LIST = gguf.GGUFValueType.ARRAY
+
+
+def test_what_would_be_many_times_as_large_in_memory_is_refused(tmp_path: Path):
+    numbers = written(tmp_path / "numbers.gguf", {"sizes": bytes((1 << 22) + 1)}, {})
+    with GgufModel(numbers) as model, pytest.raises(GgufError, match="sizes has 4194305 numbers, more than"):
+        model.numbers("sizes")
+    factors = written(tmp_path / "factors.gguf", {}, {"rope_freqs.weight": np.ones((1 << 16) + 1, np.float32)})
+    with GgufModel(factors) as model, pytest.raises(GgufError, match="not up to 65536 numbers"):
+        model.floats("rope_freqs.weight")
+    experts = np.ones(((1 << 12) + 1, 1, 1), np.float16)
+    with pytest.raises(ModelError, match="not that of up to 4096 experts"):
+        GgufTensors(written(tmp_path / "experts.gguf", {}, {"blk.0.ffn_up_exps.weight": experts}))
+
+
+def test_tokens_that_can_be_made_of_two_in_too_many_ways_are_refused(tmp_path: Path):
+    text = "".join(chr(0x4E00 + at) for at in range(700))
+    tokens = [text[at : at + length] for length in range(1, 65) for at in range(len(text) - length)]
+    values = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens}
+    scores = {"tokenizer.ggml.scores": [0.0] * len(tokens)}
+    path = written(tmp_path / "tokens.gguf", values | scores, {})
+    with GgufModel(path) as model, pytest.raises(GgufError, match="more than 1048576 ways"):
+        tokenizer_json(model)
+
+
+def test_more_merges_than_any_vocabulary_has_are_refused(tmp_path: Path):
+    values = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": ["a", "b", "ab"]}
+    path, count = written(tmp_path / "merges.gguf", values | {"tokenizer.ggml.merges": ["a b"]}, {}), (1 << 20) + 1
+    one = struct.pack("<Q", 3) + b"a b"
+    whole = path.read_bytes()
+    assert whole.count(struct.pack("<Q", 1) + one) == 1
+    path.write_bytes(whole.replace(struct.pack("<Q", 1) + one, struct.pack("<Q", count) + one * count))
+    with GgufModel(path) as model, pytest.raises(GgufError, match="merges has 1048577 entries, more than"):
+        tokenizer_json(model)
+
+
+def test_an_empty_special_token_moves_no_other(tmp_path: Path):
+    tokens, kinds = ["a", "b", "<one>", "", "<two>"], [1, 1, 3, 3, 3]
+    values = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": tokens}
+    path = written(tmp_path / "tokens.gguf", values | {"tokenizer.ggml.token_type": kinds}, {})
+    with GgufModel(path) as model:
+        read = Tokenizer.from_str(json.dumps(tokenizer_json(model)))
+    assert read.encode("a<two>b<one>").ids == [0, 4, 1, 2]

@@ -11,11 +11,12 @@ Fault = Literal["busy", "no such user", "hang up", "hang up after"]
 
 
 class MailSink:
-    """Takes mail for anybody. `faults`: what is done with the next messages, one each."""
+    """Takes mail for anybody. `faults`: what is done with the next messages, one each. `features`: what EHLO says."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[str, EmailMessage]] = []
         self.faults: list[Fault] = []
+        self.features: list[str] = []
         self.port = 0
 
     async def __aenter__(self) -> MailSink:
@@ -42,6 +43,11 @@ class MailSink:
                     if fault == "no such user"
                     else b"250 ok\r\n"
                 )
+            elif verb == b"EHLO":
+                lines = ["sink", *self.features]
+                writer.write("".join(f"250{' ' if line is lines[-1] else '-'}{line}\r\n" for line in lines).encode())
+            elif verb == b"AUTH":
+                writer.write(b"334 UGFzc3dvcmQ6\r\n")
             elif verb == b"DATA":
                 if fault == "hang up":
                     break

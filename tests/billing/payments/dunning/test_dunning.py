@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from datetime import date
 from pathlib import Path
 from uuid import UUID
@@ -13,10 +14,11 @@ from sqlalchemy import literal, update
 
 from billing.invoices.collection import pay
 from billing.invoices.errors import WrongState
+from billing.invoices.parties.store import Parties
 from billing.invoices.store import InvoiceRecord
 from billing.payments.dunning.due import find_due, parse_days
-from billing.payments.dunning.letters import InvalidLetter, load_letters
-from billing.payments.dunning.mail import MailServer
+from billing.payments.dunning.letters import InvalidLetter, Letter, load_letters, write_message
+from billing.payments.dunning.mail import MailError, MailServer
 from billing.payments.dunning.reminders import CLAIMED_S, Reminder, Reminders
 from billing.payments.dunning.sending import DunningWorker
 from billing.payments.tasks import FinanceTasks
@@ -42,14 +44,16 @@ async def sink() -> AsyncIterator[MailSink]:
 class Desk:
     """An invoice, and a worker that reminds of it."""
 
-    def __init__(self, database: Database, customer: Customer, record: InvoiceRecord, sink: MailSink) -> None:
+    def __init__(
+        self, database: Database, customer: Customer, record: InvoiceRecord, sink: MailSink, letters: Sequence[Letter]
+    ) -> None:
         self.database, self.customer, self.record = database, customer, record
         self.reminders = Reminders(database)
         server = MailServer(
             host="127.0.0.1", port=sink.port, encryption="none", sender="Billing <billing@seller.example>"
         )
         self.worker = DunningWorker(
-            database, server, load_letters(), DAYS, console="https://console.example/", names=self._name
+            database, server, letters, DAYS, console="https://console.example/", names=self._name
         )
 
     async def _name(self, _: UUID) -> str:
@@ -74,10 +78,12 @@ async def desk(database: Database, sink: MailSink) -> Desk:
     return await _desk(database, sink, email="ap@acme.example")
 
 
-async def _desk(database: Database, sink: MailSink, *, email: str) -> Desk:
-    customer = await Customer.make(database, 0, buyer=msgspec.structs.replace(BUYER, email=email))
+async def _desk(
+    database: Database, sink: MailSink, *, email: str, name: str = BUYER.name, letters: Sequence[Letter] = ()
+) -> Desk:
+    customer = await Customer.make(database, 0, buyer=msgspec.structs.replace(BUYER, email=email, name=name))
     await customer.use("2026-10-03", Usage(uncached=7_777_777, output=10_333_333))
-    return Desk(database, customer, await customer.invoice("2026-10"), sink)
+    return Desk(database, customer, await customer.invoice("2026-10"), sink, letters or load_letters())
 
 
 @pytest.mark.both_databases
@@ -150,6 +156,57 @@ async def test_without_an_address_nothing_is_sent(database: Database, sink: Mail
     (only,) = await desk.work()
     assert (only.state, only.problem) == ("refused", "the buyer has no e-mail address")
     assert sink.messages == []
+
+
+@pytest.mark.parametrize("email", ["a@[b.c", "jürgen@acme.example", "=?utf-8?q?a=0aBcc:b?=@acme.example"])
+async def test_an_address_that_no_server_takes_is_a_task_and_no_hindrance(
+    database: Database, sink: MailSink, email: str
+) -> None:
+    desk = await _desk(database, sink, email=email)
+    await desk.be_overdue(5)
+    (only,) = await desk.work()
+    assert (only.state, "is no address" in only.problem) == ("refused", True)
+    (task,) = await FinanceTasks(database).list(limit=10)
+    assert task.kind == "reminder_failed"
+
+
+async def test_a_reminder_is_sent_again_to_the_address_of_then(database: Database, sink: MailSink) -> None:
+    desk = await _desk(database, sink, email="")
+    await desk.be_overdue(5)
+    (refused,) = await desk.work()
+    assert refused.state == "refused"
+    buyer = msgspec.structs.replace(BUYER, email="ap@acme.example")
+    await Parties(database).set_buyer(desk.customer.id, buyer, reason="they gave us one")
+    again = await desk.reminders.send_again(refused.id, "they gave us an address")
+    assert (again.recipient, again.attempts) == ("ap@acme.example", 0)
+    assert [one.state for one in await desk.work()] == ["sent"]
+    assert [recipient for recipient, _ in sink.messages] == ["ap@acme.example"]
+    assert await audit_money(database) == []
+
+
+async def test_a_name_writes_no_header(database: Database, sink: MailSink) -> None:
+    letters = [Letter("$buyer owes $left", "Pay, $buyer.\n")]
+    name = "=?utf-8?q?x=0d=0aBcc:_e@evil.example=0d=0a=0d=0aClick?="
+    desk = await _desk(database, sink, email="ap@acme.example", name=name, letters=letters)
+    await desk.be_overdue(5)
+    assert [one.state for one in await desk.work()] == ["sent"]
+    ((_, message),) = sink.messages
+    assert message["Bcc"] is None
+    assert "evil.example" in message["Subject"]
+    assert message.get_content_type() == "multipart/mixed"
+
+
+async def test_a_password_that_cannot_be_said_is_tried_again(sink: MailSink, tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("pässword")
+    server = MailServer(
+        host="127.0.0.1", port=sink.port, encryption="none", sender="b@seller.example", user="billing",
+        password_file=str(tmp_path / "password"),
+    )  # fmt: skip
+    sink.features = ["AUTH LOGIN"]
+    message = write_message("b@seller.example", "ap@acme.example", "s", "t\n", "<1@seller.example>", None)
+    with pytest.raises(MailError, match="not in ASCII") as caught:
+        await asyncio.to_thread(server.send, message, "ap@acme.example")
+    assert caught.value.again
 
 
 async def test_what_may_have_been_sent_is_not_sent_again_by_itself(desk: Desk, sink: MailSink) -> None:
