@@ -175,6 +175,8 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     repetition_penalty: float | None = None
     logit_bias: dict[int, float] = {}
     lane: Lane = "standard"
+    first_attempt: int = 1
+    """The number of its first attempt at a replica: another one where a request that has usage is run again."""
     grammar: Grammar | None = None
     prompt: str | tuple[int, ...] | None = None
     """Instead of turns: the text, or token ids, that the model continues."""

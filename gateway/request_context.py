@@ -30,14 +30,18 @@ class RequestContext:
     limits apply: they go with whatever is answered. `address` is the client's, as `gateway.http.client_address` knows
     it. `marks`: what has ended when, of what is done for it. `refusal`: code and message, where an error answers it
     instead of its being run. `error`: code and field of the error that answers it, whatever it is. `lane`: the one that
-    it is run in, whatever its body says."""
+    it is run in, whatever its body says; `first_attempt`: as in `GenerationRequest`."""
 
-    __slots__ = ("address", "error", "id", "lane", "limit_headers", "marks", "model", "principal", "refusal", "started")
+    __slots__ = (
+        *("address", "error", "first_attempt", "id", "lane", "limit_headers", "marks", "model", "principal", "refusal"),
+        "started",
+    )
 
     def __init__(self) -> None:
         self.id: UUID = uuid7()
         self.address = ""
         self.lane: Lane | None = None
+        self.first_attempt = 1
         self.limit_headers: Sequence[tuple[bytes, bytes]] = ()
         self.marks = Marks()
         self.model = ""
@@ -51,9 +55,11 @@ class RequestContext:
         """The id as clients see it."""
         return public_name(self.id)
 
-    def in_its_lane(self, generation: GenerationRequest) -> GenerationRequest:
-        """What is to be generated, in the lane that the request is run in."""
-        return generation if self.lane is None else replace(generation, lane=self.lane)
+    def as_it_is_run(self, generation: GenerationRequest) -> GenerationRequest:
+        """What is to be generated, in the lane that the request is run in and from its first attempt on."""
+        if self.lane is None:
+            return generation
+        return replace(generation, lane=self.lane, first_attempt=self.first_attempt)
 
     @property
     def authenticated_principal(self) -> Principal:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import TypeAlias
@@ -189,11 +189,24 @@ class HoldStore(ABC):
                 ids_by_group.setdefault(group, []).extend(UUID(bytes=id) for id in ids)
         await self._save(after)
         if unused:
-            await self._keep(unused, state)
+            await self._keep_unused(unused, state)
         return [
             EndedHolds(group[0], *total, HoldSources.decode(group[1]), ids_by_group.get(group, ()))
             for group, total in totals.items()
         ]
+
+    async def _keep_unused(self, unused: Sequence[UnusedHold], state: str) -> None:
+        """Keep what became of holds that ended without usage.
+
+        A line of a batch is run again under the id of a request that had ended: its hold was no further one, and is
+        counted among those that were taken no more.
+        """
+        again = await self._ended_before([one.hold.request_id for one in unused])
+        if new := [one for one in unused if one.hold.request_id not in again]:
+            await self._keep(new, state)
+        count = Counter(one.hold.tenant_id for one in unused if one.hold.request_id in again)
+        if count:
+            await self._hold_back([(tenant, 0, -count[tenant]) for tenant in sorted(count)])
 
     async def spend(self, costs: Mapping[tuple[UUID, UUID], int]) -> list[EndedHolds]:
         """Take costs out of allowances, by tenant and allowance, as far as there is so much left. What is taken counts
@@ -242,6 +255,10 @@ class HoldStore(ABC):
     @abstractmethod
     async def _sources_of_ended(self, requests: Collection[UUID]) -> list[tuple[UUID, str]]:
         """The sources of those of the requests' holds that were released or expired and had any."""
+
+    @abstractmethod
+    async def _ended_before(self, requests: Collection[UUID]) -> set[UUID]:
+        """Those of the requests that have usage, or whose holds were released or expired."""
 
     async def _lock_batches(self, hints: BatchHints, *, whole: bool) -> list[tuple[HoldBatch, set[bytes]]]:
         """The batches of these holds, locked, each with those of the holds that are open there."""
@@ -301,8 +318,7 @@ class HoldStore(ABC):
 
     @abstractmethod
     async def _keep(self, ended: Sequence[UnusedHold], state: str) -> None:
-        """Write holds that ended now, as rows of `ended_hold`. A request that had another one before, as a line of a
-        batch that is run again under its id, keeps that row."""
+        """Write holds that ended now, as rows of `ended_hold`."""
 
 
 def _found(batches: Iterable[HoldBatch], wanted: set[bytes]) -> list[tuple[HoldBatch, set[bytes]]]:

@@ -88,7 +88,6 @@ _KEEP = """
         state, ended_at)
     SELECT t.*, $9, {clock} FROM unnest($1::text::uuid[], $2::text::uuid[], $3::text::bigint[], $4::text::text[],
         $5::text::bigint[], $6::text::bigint[], $7::text::text[], $8::bytea[]) AS t
-    ON CONFLICT DO NOTHING
 """
 _KEPT = {
     **dict.fromkeys(("request_id", "tenant_id"), "uuid"),
@@ -97,6 +96,10 @@ _KEPT = {
 _SOURCES_OF_ENDED = """
     SELECT request_id, budgets FROM unnest($1::text::uuid[]) AS t (id) JOIN ended_hold ON request_id = t.id
     WHERE budgets <> ''
+"""
+_ENDED_BEFORE = """
+    SELECT usage_fact.id FROM unnest($1::text::uuid[]) AS t (id) JOIN usage_fact ON usage_fact.id = t.id
+    UNION SELECT request_id FROM unnest($1::text::uuid[]) AS t (id) JOIN ended_hold ON request_id = t.id
 """
 
 
@@ -150,6 +153,10 @@ class PostgresHoldStore(HoldStore):
     async def _sources_of_ended(self, requests: Collection[UUID]) -> list[tuple[UUID, str]]:
         # all tenants: usage that is late was admitted before
         return [tuple(row) for row in await self._connection.fetch(_SOURCES_OF_ENDED, _ids(requests))]
+
+    async def _ended_before(self, requests: Collection[UUID]) -> set[UUID]:
+        # all tenants: holds of several end together
+        return {row[0] for row in await self._connection.fetch(_ENDED_BEFORE, _ids(requests))}
 
     async def _between(self, least: UUID, greatest: UUID) -> list[tuple[UUID, UUID, UUID]]:
         # all tenants: a journal knows requests alone

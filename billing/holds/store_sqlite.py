@@ -14,7 +14,7 @@ from billing.holds.batches import HoldBatch, NewBatch
 from billing.holds.records import pack
 from billing.holds.store import BATCH_COLUMNS, HoldStore, UnusedHold
 from billing.tables.books import gateway_epoch
-from billing.tables.money import balance, ended_hold, hold_batch
+from billing.tables.money import balance, ended_hold, hold_batch, usage_fact
 from storage.database.base import Pico
 from storage.database.database import Database
 from storage.database.sql_arrays import one_of
@@ -51,6 +51,12 @@ class SqliteHoldStore(HoldStore):
         query = select(ended_hold.c.request_id, ended_hold.c.budgets).where(ended_hold.c.budgets != "")
         rows = await self._session.execute(query.where(one_of(self._database, ended_hold.c.request_id, requests)))
         return [(row.request_id, row.budgets) for row in rows]
+
+    async def _ended_before(self, requests: Collection[UUID]) -> set[UUID]:
+        # all tenants: holds of several end together
+        ends = (usage_fact.c.id, ended_hold.c.request_id)
+        found = [await self._session.scalars(select(end).where(one_of(self._database, end, requests))) for end in ends]
+        return {id_ for of in found for id_ in of}
 
     async def _between(self, least: UUID, greatest: UUID) -> list[tuple[UUID, UUID, UUID]]:
         # all tenants: a journal knows requests alone
@@ -115,4 +121,4 @@ class SqliteHoldStore(HoldStore):
             }
             for unused in ended
         ]
-        await self._session.execute(self._database.insert(ended_hold).on_conflict_do_nothing(), rows)
+        await self._session.execute(insert(ended_hold), rows)

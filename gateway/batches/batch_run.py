@@ -251,7 +251,7 @@ class BatchRun:
             if not billed:
                 line = await self._until_available(lambda: self._work.begin_again(batch, line))
         asked = await self._read(line)
-        answer = await self._answer(line, asked)
+        answer = await self._answer(line, asked, billed=billed)
         if billed:
             await self._limits.release(line_request_id(batch.id, line.number, line.attempt), "billed before")
         if isinstance(answer.failure, NotAuthenticated):
@@ -272,10 +272,10 @@ class BatchRun:
         if len(self._results) >= _MOST_WAITING or self._bytes >= _MOST_WAITING_BYTES:
             self._wake.set()
 
-    async def _answer(self, line: Line, asked: InputLine) -> LineAnswer:
-        batch = self._batch
+    async def _answer(self, line: Line, asked: InputLine, *, billed: bool) -> LineAnswer:
+        batch, body = self._batch, bytes(asked.body)
         id_ = line_request_id(batch.id, line.number, line.attempt)
-        return await self._requests.answer(batch.key, batch.endpoint, bytes(asked.body), id_, self._gone)
+        return await self._requests.answer(batch.key, batch.endpoint, body, id_, self._gone, billed=billed)
 
     async def _read(self, line: Line) -> InputLine:
         content = await self._reader.read(line.offset, line.length)
@@ -312,7 +312,7 @@ class BatchRun:
             if trace.held or not trace.billed:
                 return trace.held
             asked = await self._read(line)
-            answer = await self._answer(line, asked)
+            answer = await self._answer(line, asked, billed=True)
         await self._limits.release(id_, "billed before")
         if isinstance(answer.failure, NotAuthenticated):
             return False

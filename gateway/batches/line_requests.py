@@ -7,6 +7,7 @@ batch's, and it ends early when the batch is given up.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
@@ -18,12 +19,14 @@ from msgspec import Struct
 
 from gateway.dialects.anthropic.messages_request import VERSIONS
 from gateway.errors import ClientLeft, GatewayError, Interrupted, NotAuthenticated, Unavailable
+from gateway.generation.attempts import MOST_ATTEMPTS
 from gateway.http.responses import VERSION_HEADER, error_response
 from gateway.request_context import public_name, request_context
 from storage.database.database import DatabaseUnavailable
 from tenancy.authenticator import AuthenticationFailed, Authenticator
 
 _OK = 200
+_RUNS = 2**28
 
 
 class LineAnswer(Struct, frozen=True):
@@ -42,9 +45,12 @@ class LineRequests:
         self.handlers: Mapping[str, HTTPRouteHandler] = {}
         self._authenticator = authenticator
 
-    async def answer(self, key: str, path: str, body: bytes, request_id: UUID, gone: asyncio.Event) -> LineAnswer:
+    async def answer(
+        self, key: str, path: str, body: bytes, request_id: UUID, gone: asyncio.Event, *, billed: bool = False
+    ) -> LineAnswer:
         """The answer to a request with this body. `key`: the public id of who asks; when `gone` is set nobody waits for
-        the answer any more. Raises nothing but CancelledError."""
+        the answer any more. `billed`: it is run again to have its answer, and what this takes is recorded as an attempt
+        that is billed to nobody. Raises nothing but CancelledError."""
         handler = self.handlers[path]
         messages: list[Message] = []
 
@@ -54,6 +60,8 @@ class LineRequests:
         scope = _scope(path, len(body), handler)
         context = request_context(scope)
         context.id, context.lane = request_id, "batch"
+        if billed:  # another number than any run before it
+            context.first_attempt = 1 + MOST_ATTEMPTS * (1 + secrets.randbelow(_RUNS))
         request: Request[Any, Any, Any] = Request(scope, receive=_Receive(body, gone), send=send)
         try:
             context.principal = await self._authenticator.holder(key)

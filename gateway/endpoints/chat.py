@@ -47,7 +47,7 @@ async def answer_chat(gateway: Gateway, request: Request[Any, Any, Any], payer: 
         control = parse_cache_control(request.headers.getall(CACHE_CONTROL, ()))
         with gateway.bodies.share(payer.tenant_id) as share:
             call = await read_call(gateway, request, payer, chat_request.parse, share)
-            generation = context.in_its_lane(apply_cache_control(control, call.generation))
+            generation = context.as_it_is_run(apply_cache_control(control, call.generation))
             model = gateway.services.models.get(generation.model)
             context.model = model.name
             prepared = await gateway.admission.prepare(context.id, payer, model, generation, share.grow_to)

@@ -41,7 +41,7 @@ def completions(gateway: Gateway) -> HTTPRouteHandler:
             with gateway.bodies.share(payer.tenant_id) as share:
                 call = await read_call(gateway, request, payer, completions_request.parse, share)
                 generations = [
-                    context.in_its_lane(apply_cache_control(control, generation)) for generation in call.generations
+                    context.as_it_is_run(apply_cache_control(control, generation)) for generation in call.generations
                 ]
                 first = generations[0]
                 model = gateway.services.models.get(first.model)

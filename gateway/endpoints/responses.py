@@ -103,7 +103,7 @@ async def _prepared(
     control = parse_cache_control(request.headers.getall(CACHE_CONTROL, ()))
     with gateway.bodies.share(payer.tenant_id) as share:
         asked, call, seal = await read_responses(gateway, request, payer, share)
-        generation = context.in_its_lane(apply_cache_control(control, call.generation))
+        generation = context.as_it_is_run(apply_cache_control(control, call.generation))
         terms = await gateway.response_keeper.terms(payer, asked)
         model = gateway.services.models.get(generation.model)
         context.model = model.name

@@ -26,10 +26,11 @@ MOST_LOSSES = 2
 
 
 class Attempts:
-    """Those of one request. `number`: of the current one, from 1."""
+    """Those of one request. `number`: of the current one, from `first` on."""
 
-    def __init__(self, lost_attempts: LostAttempts) -> None:
-        self.number = 1
+    def __init__(self, lost_attempts: LostAttempts, first: int = 1) -> None:
+        self.number = first
+        self._last = first + MOST_ATTEMPTS - 1
         self._lost_attempts = lost_attempts
         self._losses = 0
         self._over: list[tuple[ReplicaStream, Done | None]] = []
@@ -39,7 +40,7 @@ class Attempts:
         """Why this attempt came to nothing, if another may follow it; else None."""
         undone = left_undone(done, ends, linked=stream.link is not None)
         self._losses += undone == "lost"
-        return undone if self.number < MOST_ATTEMPTS and self._losses < MOST_LOSSES else None
+        return undone if self.number < self._last and self._losses < MOST_LOSSES else None
 
     def begin_next(self, before: ReplicaStream, done: Done | None) -> None:
         """Another attempt follows this one."""

@@ -92,7 +92,7 @@ class GenerationTask:
         self._parts = parts or AnswerParts()
         self._parts.join(self)
         self._name = public_name(prepared.request_id)
-        self._attempts = Attempts(deps.attempts)
+        self._attempts = Attempts(deps.attempts, prepared.generation.first_attempt)
         self._undone: Undone | None = None
         """What became of the replica of the attempt before, where another follows."""
         self._choices = Choices(prepared)
