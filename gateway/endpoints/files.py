@@ -104,7 +104,12 @@ def file_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         status_code=200,
         request_max_body_size=None,
         opt=demands("inference", "project_key", dialect="openai")
-        | describes(FileObject, body=UploadForm(file="{}", purpose="batch"), body_type="multipart/form-data"),
+        | describes(
+            FileObject,
+            body=UploadForm(file="{}", purpose="batch"),
+            body_type="multipart/form-data",
+            errors={"invalid_form": 400},
+        ),
     )
     async def create_file(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Upload a file, as a form. It is sealed under the project's data key."""

@@ -27,6 +27,9 @@ _DEEPEST = 12
 
 VALUES: Mapping[str, tuple[Any, ...]] = {
     "about": ("2026-0007",),
+    "opening": ("120.00",),
+    "closing": ("95.00",),
+    "recipient": ("billing@example.com",),
     "inexact": ("a new context tier cuts an old one",),
     "account": ("clearing",),
     "after": (_UUID,),

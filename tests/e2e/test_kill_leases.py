@@ -86,7 +86,8 @@ class Asking:
 def bills(pair: Pair) -> list[tuple[int, int, int]]:
     """Read, written and billed prompt tokens of each request, in the order of admission."""
     columns = "read_1h, write_1h, uncached + read_automatic + read_1h + write_1h"
-    return [tuple(row) for row in pair.query(f"SELECT {columns} FROM usage_event ORDER BY admitted_at, id")]
+    requests = "usage_event WHERE corrects IS NULL"  # no attempts that came to nothing
+    return [tuple(row) for row in pair.query(f"SELECT {columns} FROM {requests} ORDER BY admitted_at, id")]
 
 
 def test_what_was_promised_is_billed_whoever_dies(running: Pair) -> None:

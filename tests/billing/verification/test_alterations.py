@@ -37,6 +37,8 @@ from billing.payments.auto_top_ups import AutoTopUps
 from billing.payments.cash import CashBook
 from billing.payments.customers import Customers
 from billing.payments.disputes import Disputes
+from billing.payments.dunning.due import DueReminder
+from billing.payments.dunning.reminders import Reminders
 from billing.payments.provider import DisputeFact, MoneyIn
 from billing.payments.pushing import DocumentPusher
 from billing.payments.recording import change_recorded
@@ -56,6 +58,7 @@ from billing.replica_journals.lost_journals import declare_lost
 from billing.reservation.hold_service import HoldService
 from billing.settlement.settlement import settle
 from billing.tables.books import replica_journal, seal, seal_checkpoint
+from billing.tables.invoices import invoice
 from billing.tables.money import balance, grant
 from billing.tables.prices import storage_event
 from billing.usage import Usage
@@ -209,6 +212,11 @@ async def _collect(database: Database, customer: Customer) -> None:
     await Disputes(database).follow("stripe", fact)
     await Disputes(database).follow("stripe", msgspec.structs.replace(fact, outcome="won"))
     await Refunds(database).create(customer.id, made.id, 100, "asked for")
+    reminders = Reminders(database)
+    await reminders.want(customer.id, "a test", enabled=True)
+    async with database.reading() as session:
+        number = await session.scalar(select(invoice.c.id).where(invoice.c.tenant_id == customer.id).limit(1))
+    assert await reminders._queue(DueReminder(customer.id, number, "1", 1, "a@example.com", "USD", 1, "2026-11-01"))
 
 
 async def _no_names() -> DisplayNames:

@@ -102,8 +102,8 @@ async def a_batch(world: World, place: Place) -> str:
 
 
 async def a_message_batch(world: World, place: Place, *, ended: bool = False) -> str:
-    """The id of a new message batch of the place."""
-    world.stack.say("said")
+    """The id of a new message batch of the place, which has `ended` or still waits."""
+    world.stack.say("said", queued=0.0 if ended else 5.0)
     headers = bearer(place.keys["project_key"]) | _VERSION
     body = {"requests": [{"custom_id": "a", "params": _CHAT}]}
     answer = await world.call("POST", "/v1/messages/batches", headers, body=body)

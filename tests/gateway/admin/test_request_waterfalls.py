@@ -85,6 +85,7 @@ async def test_a_request_from_authentication_to_settlement(stack: Stack, desks: 
     assert attempt == {
         **{"replica": "replica-0", "told": True, "paused_us": 0, "preemptions": 0},
         **{"decode_steps": 2, "drafting_us": 1500},
+        **{"after": None, "emitted_tokens": 0, "other_numerics": False},
     }
     [decode] = [bar for bar in found["bars"] if bar["stage"] == "decode"]
     assert decode["cause"] == (
