@@ -73,7 +73,6 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         *("engine/core/timeouts.py", "engine/speculation/acceptance.py"),
         *("engine/sampling/guess_time.py", "engine/speculation/asking_time.py"),
         *("gateway/admission/request_size.py", "gateway/kept_responses/earlier_items.py"),
-        "gateway/generation/attempts.py",
     ),
     "work of another thread or moment than that of its only user": (
         "gateway/batches/line_queue.py",

@@ -4,7 +4,7 @@ import { useQueryClient } from '@tanstack/react-query';
 import { useState } from 'react';
 
 import { may, useMe } from '~/access/rights';
-import { api, query, type Schema } from '~/api/client';
+import { api, isPending, query, type Schema } from '~/api/client';
 import { Loaded } from '~/components/Loaded';
 import { Page } from '~/components/Page';
 
@@ -141,11 +141,13 @@ function SellerForm({ seller, mayWrite }: { seller: Seller; mayWrite: boolean })
         const params = { path: { seller: seller.id } };
         const { data } = await api.PATCH(AT, { params, body: bodyOf(changed, dryRun) });
         if (!dryRun) await queries.invalidateQueries({ queryKey: ['get', PATH] });
-        return data!.warning;
+        return isPending(data) ? WAITS : data!.warning;
       }}
     />
   );
 }
+
+const WAITS = 'It was proposed, and waits for the approval of a second person.';
 
 function NewSeller({ onDone }: { onDone: (id: string) => void }) {
   const queries = useQueryClient();
@@ -163,11 +165,14 @@ function NewSeller({ onDone }: { onDone: (id: string) => void }) {
       ]}
       action="Add"
       variant="filled"
-      check={async (values) => `It would be accepted. ${(await patch(values, true)).warning}`}
+      check={async (values) => {
+        const answer = await patch(values, true);
+        return isPending(answer) ? WAITS : `It would be accepted. ${answer.warning}`;
+      }}
       run={(values) => patch(values, false)}
       done="The seller was added."
       onDone={(answer) => {
-        onDone((answer as Seller).id);
+        if (!isPending(answer)) onDone((answer as Seller).id);
         void queries.invalidateQueries({ queryKey: ['get', PATH] });
       }}
     />
