@@ -18,6 +18,7 @@ const LETTERS: Record<string, string> = {
   '/tenants/$tenant/audit': 'a',
   '/tenants/$tenant/invoices': 'i',
   '/tenants/$tenant/balance': 'n',
+  '/tenants/$tenant/payments': 'q',
   '/tenants/$tenant/terms': 't',
   '/tenants/$tenant/buyer': 'd',
   '/tenants/$tenant/exports': 'e',
