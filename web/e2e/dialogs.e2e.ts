@@ -20,6 +20,7 @@ const NOT_TYPED = new Set(['dry_run', 'id', 'token', 'currency', 'stream', 'stre
 const ELSEWHERE: Record<string, string[]> = {
   'keys, form 0': ['scopes', 'networks', 'expires_at', 'role', 'models', 'lanes'],
   'keys, More choices': ['role'],
+  'payments, Reminders: on': ['enabled'], // what the button itself says
   'terms, Set terms': ['terms.minimum', 'terms.commitment'], // there is none: its fields come with it
 };
 
