@@ -149,7 +149,8 @@ class Gateway:
         from gateway.admission.cache_leases import LeaseHook
         from gateway.admission.fair_threads import FairThreads
         from gateway.admission.lease_confirmations import LeaseConfirmations
-        from gateway.batches.batch_run import LINES_OF_GATEWAY, RunLimits
+        from gateway.batches.batch_run import RunLimits
+        from gateway.batches.line_places import LinePlaces
         from gateway.batches.line_requests import LineRequests
         from gateway.batches.runner import BatchRunner
         from gateway.generation.dependencies import GenerationDependencies
@@ -304,9 +305,7 @@ class Gateway:
             self.batches = BatchRunner(
                 BatchWork(BatchStore(self.files), epoch),
                 LineRequests(services.authenticator),
-                RunLimits(
-                    asyncio.Semaphore(LINES_OF_GATEWAY), lambda: self.requests.draining, self.recorder.once_release
-                ),
+                RunLimits(LinePlaces(), lambda: self.requests.draining, self.recorder.once_release),
             )
         services.suspensions.on_end = self._end_suspended
         self.orphaned_holds = OrphanedHolds(

@@ -70,6 +70,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     ),
     "a bound with a state of its own, tested against hostile input alone": (
         *("engine/sampling/grammar_allowance.py", "gateway/limits/expected_tokens.py"),
+        "gateway/batches/line_places.py",
         *("engine/core/timeouts.py", "engine/speculation/acceptance.py"),
         *("engine/sampling/guess_time.py", "engine/speculation/asking_time.py"),
         *("gateway/admission/request_size.py", "gateway/kept_responses/earlier_items.py"),

@@ -25,6 +25,7 @@ from file_store.sealed_content import ContentReader
 from file_store.store import HIDDEN, NewFile
 from gateway.batches.input_lines import InputChecker, InputLine, InvalidLine, read_line
 from gateway.batches.line_pace import FAULTS, PASSING, LinePace
+from gateway.batches.line_places import LinePlaces
 from gateway.batches.line_queue import LineQueue, QueuedLine
 from gateway.batches.line_requests import LineAnswer, LineRequests
 from gateway.batches.result_lines import result_of, result_of_left
@@ -37,8 +38,6 @@ log = structlog.get_logger("gateway.batches.batch_run")
 
 LINES_AT_ONCE = 32
 """Lines of one batch that are run beside each other."""
-LINES_OF_GATEWAY = 64
-"""Lines of all batches that are run in one gateway beside each other."""
 TAKEN_AT_ONCE = 64
 """Lines that are taken from the database at once: as many are doubtful after a crash, beside those that ran."""
 FLUSH_S = 0.5
@@ -63,7 +62,7 @@ class RunLimits(Struct, frozen=True):
     """What a run shares with others of its gateway. `places`: for lines, of all batches; `draining`: whether the
     gateway stops; `release`: ends the hold of a request that was billed before."""
 
-    places: asyncio.Semaphore
+    places: LinePlaces
     draining: Callable[[], bool]
     release: Callable[[UUID, str], Awaitable[None]]
 
@@ -225,7 +224,7 @@ class BatchRun:
             async with lock:
                 queued = None if self._stopping else await self._until_available(self._queue.next)
             if queued is not None:
-                async with self._limits.places:
+                async with self._limits.places.take(queued.line.length):
                     self._running += 1
                     try:
                         await self._run_line(queued)
@@ -307,7 +306,7 @@ class BatchRun:
         """Answer a line once more, which was billed; whether it is still to come whether it was, or its answer."""
         batch = self._batch
         id_ = line_request_id(batch.id, line.number, line.attempt)
-        async with self._limits.places:
+        async with self._limits.places.take(line.length):
             trace = await self._until_available(lambda: trace_of(self._work.store.database, id_))
             if trace.held or not trace.billed:
                 return trace.held

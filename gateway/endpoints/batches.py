@@ -12,6 +12,7 @@ import msgspec
 from litestar import Request, Response, get, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
+from litestar.types import ASGIApp
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from batch_store.records import Batch, BatchProblem, NewBatch
@@ -21,13 +22,15 @@ from gateway.batches.input_lines import OPENAI_ENDPOINTS
 from gateway.batches.runner import BatchRunner
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.files import file_id, file_store, find_file, lifetime_of, storage_full
+from gateway.endpoints.generation_description import IDEMPOTENCY_KEY, KEY_ERRORS
+from gateway.endpoints.idempotent import idempotent
 from gateway.endpoints.rate_limits import count_request
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import Conflict, InvalidField, NotAllowed, NotFound, RateLimited
 from gateway.http.authentication import project_payer
 from gateway.http.operations import describes, page
 from gateway.http.policies import demands
-from gateway.http.responses import json_response
+from gateway.http.responses import json_answer, json_response
 from gateway.services import Gateway
 from prompt_cache.promise.scope_keys import ScopeKeyUnreadable
 from storage.database.base import new_id
@@ -156,9 +159,15 @@ def batch_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         "/v1/batches",
         status_code=200,
         opt=demands("inference", "project_key", dialect="openai")
-        | describes(BatchObject, body=_EXAMPLE, errors={"not_found": 404, "rate_limit_exceeded": 429}),
+        | describes(
+            BatchObject,
+            body=_EXAMPLE,
+            headers=[IDEMPOTENCY_KEY],
+            errors={"not_found": 404, "rate_limit_exceeded": 429, **KEY_ERRORS},
+        ),
     )
-    async def create_batch(request: Request[Any, Any, Any]) -> Response[bytes]:
+    @idempotent(gateway)
+    async def create_batch(request: Request[Any, Any, Any]) -> ASGIApp:
         """Run the lines of a file within 24 hours, each as a request on the batch lane."""
         payer, runner = project_payer(request.scope), batch_runner(gateway)
         await count_request(gateway, request, payer)
@@ -183,7 +192,7 @@ def batch_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         with too_many():
             batch = await wait(runner.store.order(new))
         runner.look()
-        return json_response(_shown(batch))
+        return json_answer(_shown(batch))
 
     @get("/v1/batches", opt=demands("inference", "project_key", dialect="openai") | describes(BatchList, query=page()))
     async def list_batches(request: Request[Any, Any, Any]) -> Response[bytes]:

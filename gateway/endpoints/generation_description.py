@@ -45,6 +45,8 @@ VERSION = HeaderParameter(
     example=messages_request.VERSIONS[0],
     values=messages_request.VERSIONS,
 )
+KEY_ERRORS = {"idempotent_answer_not_kept": 409, "idempotency_key_reused": 422}
+"""Of every route that takes an idempotency key."""
 ERRORS = {
     "unsupported_parameter": 400,
     "unsupported_value": 400,
@@ -52,9 +54,8 @@ ERRORS = {
     "input_quarantined": 400,
     "model_not_found": 404,
     "insufficient_quota": 402,
-    "idempotent_answer_not_kept": 409,
+    **KEY_ERRORS,
     "not_cached": 412,
-    "idempotency_key_reused": 422,
     "rate_limit_exceeded": 429,
     "interrupted": 500,
     "request_timeout": 504,

@@ -24,6 +24,8 @@ from gateway.batches.message_requests import MOST_BYTES, MessageRequest, Message
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.batches import batch_id, batch_runner, check_may_order, find_batch, too_many, unknown
 from gateway.endpoints.files import download, file_store
+from gateway.endpoints.generation_description import IDEMPOTENCY_KEY, KEY_ERRORS
+from gateway.endpoints.idempotent import idempotent
 from gateway.endpoints.messages import api_version
 from gateway.endpoints.rate_limits import count_request
 from gateway.endpoints.request_body import read_body
@@ -32,7 +34,7 @@ from gateway.http.authentication import project_payer
 from gateway.http.body_budget import BodyShare
 from gateway.http.operations import describes, files, query
 from gateway.http.policies import demands
-from gateway.http.responses import json_response
+from gateway.http.responses import json_answer, json_response
 from gateway.services import Gateway
 from storage.database.base import new_id, to_instant
 from storage.database.public_ids import public_id
@@ -106,9 +108,12 @@ def message_batch_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: P
         status_code=200,
         request_max_body_size=None,
         opt=demands("inference", "project_key", dialect="anthropic")
-        | describes(MessageBatch, body=_BODY, errors={"rate_limit_exceeded": 429}),
+        | describes(
+            MessageBatch, body=_BODY, headers=[IDEMPOTENCY_KEY], errors={"rate_limit_exceeded": 429, **KEY_ERRORS}
+        ),
     )
-    async def create_message_batch(request: Request[Any, Any, Any]) -> Response[bytes]:
+    @idempotent(gateway)
+    async def create_message_batch(request: Request[Any, Any, Any]) -> ASGIApp:
         """Run up to 100,000 requests within 24 hours, each on the batch lane."""
         payer = project_payer(request.scope)
         await count_request(gateway, request, payer)
@@ -121,7 +126,7 @@ def message_batch_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: P
             body = await read_body(request, timeout, _Bounded(share))
             batch = await _order(gateway, payer, body)
         batch_runner(gateway).look()
-        return json_response(_shown(batch))
+        return json_answer(_shown(batch))
 
     @get(
         "/v1/messages/batches",

@@ -12,6 +12,7 @@ import msgspec
 import structlog
 from litestar import MediaType, Request, Response
 from litestar.exceptions import HTTPException
+from litestar.response.base import ASGIResponse
 from litestar.types import Scope
 
 from billing.pending_changes import ChangePending
@@ -61,6 +62,11 @@ def json_response(body: object, status: int = 200, headers: Mapping[str, str] | 
     """A response of what msgspec encodes as JSON, or of JSON that is encoded already."""
     data = body if isinstance(body, bytes) else msgspec.json.encode(body, enc_hook=encode_value)
     return Response(data, status_code=status, media_type=MediaType.JSON, headers=headers)
+
+
+def json_answer(body: object) -> ASGIResponse:
+    """As `json_response`, where a route answers with an ASGI application."""
+    return ASGIResponse(body=msgspec.json.encode(body, enc_hook=encode_value), media_type=MediaType.JSON)
 
 
 def error_response(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:

@@ -118,7 +118,9 @@ def test_lines_that_share_a_prefix_are_neighbours() -> None:
 
 @pytest.mark.parametrize("prompt", ['"text"', "[1, 2, 3]", '["one"]', "[[1, 2]]", "[]"])
 def test_one_prompt_is_a_line(prompt: str) -> None:
-    place_of(f'{{"model": "tiny", "prompt": {prompt}}}'.encode())
+    line = f'{{"model": "tiny", "prompt": {prompt}}}'.encode()
+    assert place_of(line) == place_of(line.replace(b'"model": "tiny"', b'"model": "tiny", "temperature": 1'))
+    assert place_of(line) != place_of(line.replace(b"tiny", b"other"))
 
 
 @pytest.mark.parametrize("prompt", ['["one", "two"]', "[[1], [2]]"])

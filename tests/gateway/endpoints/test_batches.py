@@ -267,6 +267,22 @@ async def test_a_cancelled_batch_says_which_lines_were_not_run(stack: Stack) -> 
     await stack.settled(len(well))
 
 
+async def test_an_order_that_is_sent_again_with_its_key_is_one_batch(stack: Stack) -> None:
+    stack.say(SAID)
+    async with stack.openai() as client:
+        file = await client.files.create(file=("in.jsonl", jsonl(chat_line("a"))), purpose="batch")
+        asks: Any = {"input_file_id": file.id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        key = {"Idempotency-Key": "one"}
+        first, again = [await client.batches.create(**asks, extra_headers=key) for _ in range(2)]
+        assert first == again
+        await until_ended(client, first.id)
+        assert [one.id for one in (await client.batches.list()).data] == [first.id]
+        other = await client.batches.create(**asks, extra_headers={"Idempotency-Key": "two"})
+        assert other.id != first.id
+        await until_ended(client, other.id)
+    await stack.settled(2)
+
+
 async def test_a_finished_batch_is_not_cancelled(stack: Stack) -> None:
     stack.say(SAID)
     async with stack.openai() as client:

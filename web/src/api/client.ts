@@ -53,3 +53,6 @@ export function isPending(answer: unknown): answer is Schema<'PendingChangeObjec
   const { object, state } = (answer ?? {}) as { object?: unknown; state?: unknown };
   return object === 'change' && state === 'pending';
 }
+
+/** What is said of such a change. */
+export const WAITS = 'It was proposed, and waits for the approval of a second person.';

@@ -8,7 +8,7 @@ import { notifications } from '@mantine/notifications';
 import { useMutation } from '@tanstack/react-query';
 import { type ReactNode, useState } from 'react';
 
-import { isPending } from '~/api/client';
+import { isPending, WAITS } from '~/api/client';
 import { fieldError, Form } from '~/components/forms';
 import { SecretModal, useHeldOpen } from '~/components/SecretModal';
 
@@ -73,7 +73,7 @@ function ActionForm({ fields = [], close, ...props }: ActionDialogProps & { clos
     mutationFn: () => props.run(values),
     onSuccess: (answer) => {
       notifications.show({
-        message: isPending(answer) ? 'It was proposed, and waits for the approval of a second person.' : props.done,
+        message: isPending(answer) ? WAITS : props.done,
       });
       props.onDone?.(answer);
       if (props.after === undefined || isPending(answer)) close();

@@ -4,7 +4,7 @@ import { notifications } from '@mantine/notifications';
 import { useMutation } from '@tanstack/react-query';
 import { useState } from 'react';
 
-import type { Schema } from '~/api/client';
+import { type Schema, WAITS } from '~/api/client';
 import { fieldError, Form } from '~/components/forms';
 
 import { type Field, FieldInput, initialValues, type Values } from '../components/ActionDialog';
@@ -70,8 +70,9 @@ export function PartyForm({ fields, values: before, disabled, save }: PartyFormP
   const nothing = Object.keys(changed).length === 0;
   const mutation = useMutation({
     mutationFn: (dryRun: boolean) => save(changed, dryRun),
-    onSuccess: (_, dryRun) => {
-      if (!dryRun) notifications.show({ message: 'It was saved. Documents that were issued stay as they are.' });
+    onSuccess: (answer, dryRun) => {
+      const saved = 'It was saved. Documents that were issued stay as they are.';
+      if (!dryRun) notifications.show({ message: answer === WAITS ? WAITS : saved });
     },
   });
   return (

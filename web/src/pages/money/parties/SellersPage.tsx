@@ -4,7 +4,7 @@ import { useQueryClient } from '@tanstack/react-query';
 import { useState } from 'react';
 
 import { may, useMe } from '~/access/rights';
-import { api, isPending, query, type Schema } from '~/api/client';
+import { api, isPending, query, type Schema, WAITS } from '~/api/client';
 import { Loaded } from '~/components/Loaded';
 import { Page } from '~/components/Page';
 
@@ -146,8 +146,6 @@ function SellerForm({ seller, mayWrite }: { seller: Seller; mayWrite: boolean })
     />
   );
 }
-
-const WAITS = 'It was proposed, and waits for the approval of a second person.';
 
 function NewSeller({ onDone }: { onDone: (id: string) => void }) {
   const queries = useQueryClient();
