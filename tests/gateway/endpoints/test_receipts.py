@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 from sqlalchemy import literal
 
+from billing.calendar import period_of
+from billing.periods.periods import Periods
 from billing.receipts import verifier
 from billing.receipts.answer_receipts import tokens_digest
 from billing.receipts.day_files import DAY, close_days
+from billing.spool.gateway_epochs import EpochKeeper
 from storage.database.base import Count
 from storage.database.database import DatabaseUnavailable
 from tests.gateway.stack import Stack
@@ -53,6 +56,9 @@ async def days_file(stack: Stack, limit: int = 1000) -> tuple[str, list[bytes]]:
     """The day of the only event so far, closed, and the lines of all pages of its file."""
     (event, *_) = await stack.events()
     stack.database.clock = literal(event.admitted_at + 2 * DAY, Count())
+    if period_of(event.admitted_at + DAY) != event.period:  # the last day of a period closes with it
+        await EpochKeeper(stack.database, stack.spool, "gateway-test").publish()
+        await Periods(stack.database).close(event.period)
     await close_days(stack.database, stack.tenant.id, event.period)
     admin = {"authorization": f"Bearer {stack.admin_key}"}
     heads = await stack.http.get(f"/v1/receipts?period={event.period}", headers=admin)

@@ -21,7 +21,7 @@ from gateway.services import GatewayOptions
 from protocol.replicas import FENCE_VERSION
 from protocol.requests import Counts, Done
 from storage.database.base import new_id
-from storage.database.database import DatabaseUnavailable
+from storage.database.database import Database, DatabaseUnavailable
 from tests.fast import only_fast
 from tests.gateway.fake_replica import FakeReplica, Run
 from tests.gateway.stack import Stack, quick_timeouts, running_stack
@@ -106,10 +106,10 @@ async def test_a_journal_is_adopted_once_the_database_tells_the_price(
         assert asked >= 3
 
 
-async def say_of_epochs(stack: Stack, state: str) -> None:
-    """Let all gateway epochs but the stack's own be in this state."""
-    others = gateway_epoch.c.epoch != stack.spool.owner
-    async with stack.database.transaction() as session:
+async def say_of_epochs(database: Database, state: str, *, but: str = "") -> None:
+    """Let all gateway epochs `but` one be in this state."""
+    others = gateway_epoch.c.epoch != but
+    async with database.transaction() as session:
         await session.execute(update(gateway_epoch).where(others).values(state=state, holds_ended_at=None))
 
 
@@ -119,10 +119,12 @@ async def test_requests_of_other_gateways_are_left_to_them_while_they_live(
     stocked_sqlite_url: str, tmp_path: Path, model_folder: Path, delivered: int
 ) -> None:
     identity = await leave_a_hold(stocked_sqlite_url, tmp_path, model_folder, name="other")
+    database = await Database.open(stocked_sqlite_url)
+    await say_of_epochs(database, "live")  # before a gateway looks
+    await database.close()
     async with running_stack(
         stocked_sqlite_url, tmp_path, model_folder, options=SHORT_DRAIN, start_replica=False
     ) as stack:
-        await say_of_epochs(stack, "live")
         counts = Counts(prompt=9, computed=9, output=4)
         stack.replica.journal[identity] = Done(identity, 1, "crash", counts, 12, delivered)
         stack.replica.journal["not-an-id"] = Done("not-an-id", 1, "stop", counts, 13)
@@ -132,7 +134,7 @@ async def test_requests_of_other_gateways_are_left_to_them_while_they_live(
         await stack.ready()
         await asyncio.sleep(2.5)
         assert (await stack.holds(), stack.replica.fences) == (["open"], [])
-        await say_of_epochs(stack, "ended")
+        await say_of_epochs(stack.database, "ended", but=stack.spool.owner)
         (event,) = await stack.settled(1)
         assert (event.count_output, event.output, event.source) == (4, delivered, "journal")
         assert event.uncached == (9 if delivered else 0)
