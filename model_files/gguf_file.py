@@ -7,7 +7,6 @@ file cannot take much memory or time.
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 import struct
@@ -29,6 +28,8 @@ _LONGEST_NAME, _LONGEST_TEXT = 256, 1 << 24
 _MOST_DIMENSIONS, _LARGEST_DIMENSION = 4, 1 << 40
 _LARGEST_ALIGNMENT = 1 << 20
 _MOST_PARTS = 1 << 10
+_WINDOW = 1 << 18
+"""Bytes of a file that are read at once."""
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """type of a value -> its form in `struct`"""
@@ -93,14 +94,54 @@ class _Array:
 Value: TypeAlias = int | float | bool | str | _Array
 
 
+class _Bytes:
+    """The bytes of a file, which are read when they are asked for. They are not mapped: a file that becomes shorter
+    meanwhile is an error then, and no signal that ends the process. Raises GgufError."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._window, self._begin = b"", 0
+        try:
+            self._file = path.open("rb", buffering=0)
+            self.size = os.fstat(self._file.fileno()).st_size
+        except OSError as error:
+            raise GgufError(f"{path}: cannot be read: {error.strerror}") from error
+
+    def read(self, at: int, count: int) -> bytes:
+        """`count` bytes from `at` on."""
+        if count > self.size - at:
+            raise GgufError(f"{self._path}: has changed while it was read")
+        begin = at - self._begin
+        if not 0 <= begin <= len(self._window) - count:
+            if count > _WINDOW:
+                return self._read(at, count)
+            self._window, self._begin, begin = self._read(at, min(_WINDOW, self.size - at)), at, 0
+        return self._window[begin : begin + count]
+
+    def _read(self, at: int, count: int) -> bytes:
+        into = bytearray(count)
+        view, got = memoryview(into), 0
+        try:
+            while got < count and (more := os.preadv(self._file.fileno(), [view[got:]], at + got)):
+                got += more
+        except OSError as error:
+            raise GgufError(f"{self._path}: cannot be read: {error.strerror}") from error
+        if got < count:
+            raise GgufError(f"{self._path}: has become shorter than the {self.size} bytes that it had")
+        return bytes(into)
+
+    def close(self) -> None:
+        self._file.close()
+
+
 class _Cursor:
     """Reads forward through the bytes of a file. Raises GgufError for what lies beyond their end."""
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
+    def __init__(self, path: Path, data: _Bytes) -> None:
         self.path = path
         self.data = data
         self.at = 0
-        self.size = len(data)
+        self.size = data.size
         self._strings = 0
 
     def refuse(self, what: str) -> NoReturn:
@@ -109,7 +150,7 @@ class _Cursor:
     def number(self, form: str, what: str) -> Any:
         size = struct.calcsize(f"<{form}")
         self.skip(size, what)
-        return struct.unpack_from(f"<{form}", self.data, self.at - size)[0]
+        return struct.unpack(f"<{form}", self.data.read(self.at - size, size))[0]
 
     def skip(self, count: int, what: str) -> None:
         if count > self.size - self.at:
@@ -159,18 +200,18 @@ class _Cursor:
         if array.type != _STRING:
             if array.count > _MOST_NUMBERS:
                 self.refuse(f"{key} has {array.count} numbers, more than {_MOST_NUMBERS}")
-            form = _NUMBERS[array.type]
-            return list(struct.unpack_from(f"<{array.count}{form}", self.data, array.start))
+            form = f"<{array.count}{_NUMBERS[array.type]}"
+            return list(struct.unpack(form, self.data.read(array.start, struct.calcsize(form))))
         texts, at = [], array.start
         for _ in range(array.count):
-            (length,) = struct.unpack_from("<Q", self.data, at)
+            (length,) = struct.unpack("<Q", self.data.read(at, 8))
             texts.append(self._decoded(at + 8, length, key))
             at += 8 + length
         return texts
 
     def _decoded(self, at: int, length: int, what: str) -> str:
         try:
-            return self.data[at : at + length].decode()
+            return self.data.read(at, length).decode()
         except UnicodeDecodeError:
             self.refuse(f"{what} is not in UTF-8")
 
@@ -193,13 +234,7 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            with path.open("rb") as file:
-                if os.fstat(file.fileno()).st_size < len(_MAGIC):
-                    raise GgufError(f"{path}: is not a GGUF file: it has fewer than {len(_MAGIC)} bytes")
-                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise GgufError(f"{path}: cannot be read: {error.strerror}") from error
+        self._data = _Bytes(path)
         self._cursor = _Cursor(path, self._data)
         self.values: dict[str, Value] = {}
         self.tensors: dict[str, StoredTensor] = {}
@@ -233,12 +268,15 @@ class GgufFile:
                 f"tensor {tensor.name} is {tensor.type.name} of shape {list(tensor.shape)}, not up to {_MOST_FLOATS}"
                 " numbers in F32"
             )
-        return [_shortest(value) for value in struct.unpack_from(f"<{tensor.shape[0]}f", self._data, tensor.start)]
+        content = self._data.read(tensor.start, tensor.nbytes)
+        return [_shortest(value) for value in struct.unpack(f"<{tensor.shape[0]}f", content)]
 
     def _read_header(self) -> None:
         cursor = self._cursor
+        if cursor.size < len(_MAGIC):
+            cursor.refuse(f"is not a GGUF file: it has fewer than {len(_MAGIC)} bytes")
         cursor.skip(len(_MAGIC), "the magic number")
-        if self._data[: len(_MAGIC)] != _MAGIC:
+        if self._data.read(0, len(_MAGIC)) != _MAGIC:
             cursor.refuse("is not a GGUF file: it does not begin with GGUF")
         version = cursor.number("I", "the version")
         if version not in _VERSIONS:
