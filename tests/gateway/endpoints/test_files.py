@@ -270,8 +270,16 @@ async def test_a_file_far_beyond_the_quota_is_refused_before_it_comes(
 ) -> None:
     options = GatewayOptions(timeouts=quick_timeouts(), file_quota=3000)
     async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options) as stack:
+        url = stack.http.base_url
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        headers = (
+            f"POST /v1/files HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {stack.key}\r\n"
+            "content-type: multipart/form-data; boundary=x\r\ncontent-length: 1000000\r\n\r\n"
+        )
+        writer.write(headers.encode())
         async with asyncio.timeout(10):
-            assert await _upload_in_parts(stack, b"x" * 1_000_000, asyncio.Event(), announced=True) == 400
+            assert b" 400 " in await reader.readline()
+        writer.close()
         assert blobs(tmp_path) == []
 
 
