@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -29,10 +29,11 @@ from gateway.batches.line_places import LinePlaces
 from gateway.batches.line_queue import LineQueue, QueuedLine
 from gateway.batches.line_requests import LineAnswer, LineRequests
 from gateway.batches.result_lines import result_of, result_of_left
-from gateway.errors import ClientLeft, NotAuthenticated
+from gateway.errors import ClientLeft
 from prompt_cache.promise.scope_keys import ScopeKeyUnreadable
 from response_store.sealing import ContentSeal, Unreadable
 from storage.database.database import DatabaseUnavailable
+from tenancy.authenticator import KeyEnd
 
 log = structlog.get_logger("gateway.batches.batch_run")
 
@@ -54,7 +55,13 @@ _CANCEL_S = 600.0
 _DATABASE_S = 120.0
 """How long a batch waits for a database that does not answer."""
 _SECOND = 1_000_000
-_KEY_ENDED = BatchProblem("api_key_revoked", "The API key of this batch was revoked, or has expired.")
+_KEY_ENDS: Mapping[KeyEnd, BatchProblem] = {
+    "revoked": BatchProblem(
+        "api_key_revoked",
+        "The API key of this batch was revoked; the batch goes on. It is stopped if the key is revoked as leaked.",
+    ),
+    "expired": BatchProblem("api_key_expired", "The API key of this batch has expired; the batch goes on."),
+}
 Result = TypeVar("Result")
 
 
@@ -85,7 +92,11 @@ class BatchRun:
         self._bytes = 0
         self._stopping = False
         """No further line is begun."""
-        self._key_ended = False
+        self._stop: BatchProblem | None = None
+        """Why no further line may be run, until it is written."""
+        self._key_end: KeyEnd | None = None
+        """How the key ended though the batch goes on, until it is written; `_key_end_told`: what was."""
+        self._key_end_told: KeyEnd | None = None
         self._pace = LinePace()
         self._heard_at = time.monotonic()
         """When the last beat that was answered was asked for."""
@@ -172,9 +183,10 @@ class BatchRun:
                     self._stopping = leaves = True
                 if self._pace.stalled and not self._running and not self._stopping:
                     self._stopping = leaves = aside = True
-                if self._key_ended and not self._stopping:
+                if (stop := self._stop) is not None and not self._stopping:
                     self._stopping = True
-                    await self._until_available(lambda: work.stop(batch, _KEY_ENDED, self._seal))
+                    await self._until_available(lambda stop=stop: work.stop(batch, stop, self._seal))  # type: ignore[misc]
+                await self._tell_key_end()
                 if self._stopping:
                     stopped_at = time.monotonic() if stopped_at is None else stopped_at
                     if time.monotonic() - stopped_at > _CANCEL_S:
@@ -182,6 +194,7 @@ class BatchRun:
             for worker in workers:
                 worker.result()
             status = await self._flush()
+            await self._tell_key_end()
         finally:
             self._gone.set()
             for worker in workers:
@@ -191,6 +204,13 @@ class BatchRun:
             await work.release(batch, self._queue.unbegun(), aside=aside)
             return False
         return True
+
+    async def _tell_key_end(self) -> None:
+        """Say once in the batch that its key has ended, and that it goes on."""
+        end = self._key_end
+        if end is not None and end != self._key_end_told and self._stop is None:
+            self._key_end_told = end
+            await self._until_available(lambda: self._work.note(self._batch, _KEY_ENDS[end], self._seal))
 
     async def _pause_of_flushing(self) -> None:
         with contextlib.suppress(TimeoutError):
@@ -253,10 +273,9 @@ class BatchRun:
         answer = await self._answer(line, asked, billed=billed)
         if billed:
             await self._limits.release(line_request_id(batch.id, line.number, line.attempt), "billed before")
-        if isinstance(answer.failure, NotAuthenticated):
-            self._key_ended = True
+        self._stop, self._key_end = answer.stop or self._stop, answer.key_end or self._key_end
         faults = queued.faults + isinstance(answer.failure, FAULTS)
-        passes = isinstance(answer.failure, (*PASSING, ClientLeft, NotAuthenticated))
+        passes = answer.stop is not None or isinstance(answer.failure, (*PASSING, ClientLeft))
         if not billed and (passes or (isinstance(answer.failure, FAULTS) and faults < _MOST_FAULTS)):
             again = await self._until_available(lambda: self._work.begin_again(batch, line))
             self._queue.put(QueuedLine(again, faults=faults), self._pace.refused(answer.failure))
@@ -313,7 +332,7 @@ class BatchRun:
             asked = await self._read(line)
             answer = await self._answer(line, asked, billed=True)
         await self._limits.release(id_, "billed before")
-        if isinstance(answer.failure, NotAuthenticated):
+        if answer.stop is not None:
             return False
         if isinstance(answer.failure, (*PASSING, *FAULTS, ClientLeft)):
             return True
