@@ -19,7 +19,8 @@ import torch
 from engine.errors import ModelError
 from engine.quantization.gguf import stored_blocks
 from engine.quantization.packed import PackedWeight
-from model_files.gguf_file import GgufError, GgufModel, StoredTensor
+from model_files.gguf_file import GgufModel, StoredTensor
+from model_files.gguf_values import GgufError
 
 _BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(\w+)\.(weight|bias)", re.ASCII)
 _GLOBAL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}

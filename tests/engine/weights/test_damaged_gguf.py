@@ -22,8 +22,9 @@ from engine.layers.linear import best_tiling
 from engine.models.registry import load_model, read_config
 from engine.weights.gguf_tensors import GgufTensors
 from gateway.served_models.served_model import ModelFolderError, load_served_model
-from model_files.gguf_file import GgufError, GgufModel
+from model_files.gguf_file import GgufModel
 from model_files.gguf_tokenizer import tokenizer_json
+from model_files.gguf_values import GgufError
 from tests.engine.conftest import write_model
 from tests.engine.gguf_files import write_gguf
 
