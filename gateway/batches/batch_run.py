@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -23,17 +23,17 @@ from billing.settlement.settlement import trace_of
 from file_store.blobs import BlobMissing
 from file_store.sealed_content import ContentReader
 from file_store.store import HIDDEN, NewFile
+from gateway.batches.batch_notes import BatchNotes
 from gateway.batches.input_lines import InputChecker, InputLine, InvalidLine, read_line
 from gateway.batches.line_pace import FAULTS, PASSING, LinePace
 from gateway.batches.line_places import LinePlaces
 from gateway.batches.line_queue import LineQueue, QueuedLine
 from gateway.batches.line_requests import LineAnswer, LineRequests
-from gateway.batches.result_lines import result_of, result_of_left
+from gateway.batches.result_lines import Left, result_of, result_of_left
 from gateway.errors import ClientLeft
 from prompt_cache.promise.scope_keys import ScopeKeyUnreadable
 from response_store.sealing import ContentSeal, Unreadable
 from storage.database.database import DatabaseUnavailable
-from tenancy.authenticator import KeyEnd
 
 log = structlog.get_logger("gateway.batches.batch_run")
 
@@ -55,13 +55,6 @@ _CANCEL_S = 600.0
 _DATABASE_S = 120.0
 """How long a batch waits for a database that does not answer."""
 _SECOND = 1_000_000
-_KEY_ENDS: Mapping[KeyEnd, BatchProblem] = {
-    "revoked": BatchProblem(
-        "api_key_revoked",
-        "The API key of this batch was revoked; the batch goes on. It is stopped if the key is revoked as leaked.",
-    ),
-    "expired": BatchProblem("api_key_expired", "The API key of this batch has expired; the batch goes on."),
-}
 Result = TypeVar("Result")
 
 
@@ -92,11 +85,7 @@ class BatchRun:
         self._bytes = 0
         self._stopping = False
         """No further line is begun."""
-        self._stop: BatchProblem | None = None
-        """Why no further line may be run, until it is written."""
-        self._key_end: KeyEnd | None = None
-        """How the key ended though the batch goes on, until it is written; `_key_end_told`: what was."""
-        self._key_end_told: KeyEnd | None = None
+        self._notes = BatchNotes()
         self._pace = LinePace()
         self._heard_at = time.monotonic()
         """When the last beat that was answered was asked for."""
@@ -183,10 +172,10 @@ class BatchRun:
                     self._stopping = leaves = True
                 if self._pace.stalled and not self._running and not self._stopping:
                     self._stopping = leaves = aside = True
-                if (stop := self._stop) is not None and not self._stopping:
+                if (stop := self._notes.stop) is not None and not self._stopping:
                     self._stopping = True
                     await self._until_available(lambda stop=stop: work.stop(batch, stop, self._seal))  # type: ignore[misc]
-                await self._tell_key_end()
+                await self._tell()
                 if self._stopping:
                     stopped_at = time.monotonic() if stopped_at is None else stopped_at
                     if time.monotonic() - stopped_at > _CANCEL_S:
@@ -194,7 +183,7 @@ class BatchRun:
             for worker in workers:
                 worker.result()
             status = await self._flush()
-            await self._tell_key_end()
+            await self._tell()
         finally:
             self._gone.set()
             for worker in workers:
@@ -205,12 +194,10 @@ class BatchRun:
             return False
         return True
 
-    async def _tell_key_end(self) -> None:
-        """Say once in the batch that its key has ended, and that it goes on."""
-        end = self._key_end
-        if end is not None and end != self._key_end_told and self._stop is None:
-            self._key_end_told = end
-            await self._until_available(lambda: self._work.note(self._batch, _KEY_ENDS[end], self._seal))
+    async def _tell(self) -> None:
+        """Say in the batch what lines found out of it."""
+        if (note := self._notes.take()) is not None:
+            await self._until_available(lambda: self._work.note(self._batch, note, self._seal))
 
     async def _pause_of_flushing(self) -> None:
         with contextlib.suppress(TimeoutError):
@@ -273,7 +260,7 @@ class BatchRun:
         answer = await self._answer(line, asked, billed=billed)
         if billed:
             await self._limits.release(line_request_id(batch.id, line.number, line.attempt), "billed before")
-        self._stop, self._key_end = answer.stop or self._stop, answer.key_end or self._key_end
+        self._notes.hear(answer.stop, answer.key_end)
         faults = queued.faults + isinstance(answer.failure, FAULTS)
         passes = answer.stop is not None or isinstance(answer.failure, (*PASSING, ClientLeft))
         if not billed and (passes or (isinstance(answer.failure, FAULTS) and faults < _MOST_FAULTS)):
@@ -345,17 +332,12 @@ class BatchRun:
         """Say of lines that were not run why, make files of the results, and end the batch."""
         batch, work = self._batch, self._work
         await self._until_available(lambda: work.finalize(batch))
-        why = "cancelled" if await self._until_available(lambda: work.beat(batch)) == "cancelling" else "expired"
+        status = await self._until_available(lambda: work.beat(batch))
+        why: Left = "cancelled" if status == "cancelling" else "expired"
         while lines := await self._until_available(lambda: work.unfinished_lines(batch, _LEFT_AT_ONCE)):
             self._reader = await self._input()
             left = [
-                result_of_left(
-                    batch.surface,
-                    _name(batch, line),
-                    line,
-                    (await self._read(line)).custom_id,
-                    "cancelled" if why == "cancelled" else "expired",
-                )
+                result_of_left(batch.surface, _name(batch, line), line, (await self._read(line)).custom_id, why)
                 for line in lines
             ]
             await self._until_available(lambda left=left: work.write(batch, left, self._seal))  # type: ignore[misc]

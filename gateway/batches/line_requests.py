@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from batch_store.records import BatchProblem
 from gateway.admission.prepared_request import Payer
+from gateway.batches.batch_notes import LEAKED, NOT_KEPT
 from gateway.dialects.anthropic.messages_request import VERSIONS
 from gateway.errors import ClientLeft, GatewayError, Interrupted, NotAllowed, NotAuthenticated, Unavailable
 from gateway.generation.attempts import MOST_ATTEMPTS
@@ -29,9 +30,6 @@ from gateway.request_context import public_name, request_context
 from storage.database.database import DatabaseUnavailable
 from tenancy.authenticator import AuthenticationFailed, Authenticator, KeyEnd
 
-LEAKED = BatchProblem("api_key_leaked", "The API key of this batch was revoked as leaked.")
-NOT_KEPT = BatchProblem("content_not_kept", "The project keeps nothing of its content any more, so no batches.")
-"""What stops a batch, whichever of its lines is the first to meet it."""
 _OK = 200
 _RUNS = 2**28
 
