@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import CheckConstraint, ForeignKey, Integer, LargeBinary, Text, UniqueConstraint, text
+from sqlalchemy import CheckConstraint, ForeignKey, Integer, LargeBinary, Text, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from storage.database.base import STRICT, Base, Count, Id, Instant, new_id
@@ -76,7 +76,7 @@ class ApiKey(Base):
     created_at: Mapped[datetime] = mapped_column(Instant)
     expires_at: Mapped[datetime | None] = mapped_column(Instant)
     revoked_at: Mapped[datetime | None] = mapped_column(Instant)
-    leaked: Mapped[int] = mapped_column(Integer, default=0, server_default=text("0"))
+    leaked: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
     last_used_at: Mapped[datetime | None] = mapped_column(Instant)
     role: Mapped[str | None] = mapped_column(Text)
     limits: Mapped[str] = mapped_column(Text, default="{}", server_default="{}")

@@ -64,7 +64,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
         "requests",
         "frames",
     ),
-    "model_files": ("context_length", "gguf_file", "gguf_tokenizer", "gguf_config", "model_documents"),
+    "model_files": ("context_length", "gguf_values", "gguf_file", "gguf_tokenizer", "gguf_config", "model_documents"),
     "storage": ("reported_error", "backoff", "bus", "redis_script", "disk_space", "free_text", "database"),
     "audit_log": (
         *("actors", "tables", "leaf_forms", "recorded_rows", "record", "anchors", "reading", "csv_rows"),

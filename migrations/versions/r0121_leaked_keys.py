@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.add_column("api_key", sa.Column("leaked", sa.Integer(), nullable=False, server_default=sa.text("0")))
+    op.add_column("api_key", sa.Column("leaked", sa.Integer(), nullable=False, server_default="0"))
 
 
 def downgrade() -> None:
