@@ -198,6 +198,13 @@ class BatchWork:
             values["errors"] = _sealed(of, [problem], seal)
             await session.execute(update(batch).where(_OF.id == of.id).values(values))
 
+    async def note(self, of: Batch, problem: BatchProblem, seal: ContentSeal) -> None:
+        """Say something of a batch that goes on."""
+        # all tenants: `_own` says whose the batch is
+        async with self._database.transaction() as session:
+            await self._own(session, of)
+            await session.execute(update(batch).where(_OF.id == of.id).values(errors=_sealed(of, [problem], seal)))
+
     async def finalize(self, of: Batch) -> None:
         """Note that no further line is run."""
         # all tenants: `_own` says whose the batch is

@@ -43,7 +43,7 @@ class BatchStore:
 
     async def order(self, new: NewBatch, own_file: NewFile | None = None, lines: list[Line] | None = None) -> Batch:
         """Let a batch be run. `own_file`: its input, where that is not a file of the project's; `lines`: those of the
-        input, where they are known. Raises TooManyBatches, ScopeKeyUnreadable, DatabaseUnavailable."""
+        input, where they are known. Raises TooManyBatches, QuotaExceeded, ScopeKeyUnreadable, DatabaseUnavailable."""
         seal = await self.files.seal_of(new.tenant_id, new.project_id)
         async with self.database.transaction() as session:
             await self.database.lock_rows_of(session, batch, new.project_id)
@@ -54,7 +54,7 @@ class BatchStore:
             if (await session.scalar(unfinished) or 0) >= MOST_UNFINISHED:
                 raise TooManyBatches
             if own_file is not None:
-                await self.files.insert(session, own_file, seal)
+                await self.files.add(session, own_file, seal)
             now = await self.database.now_in(session)
             until = now + (new.window_s + _AFTER_WINDOW_S) * _SECOND
             await self.files.keep_until(session, new.tenant_id, new.project_id, new.input_file_id, until)

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from audit_log.record import record_change
 from file_store.blobs import Blobs
 from file_store.sealed_content import ContentReader, ContentWriter
-from file_store.tables import stored_file
+from file_store.tables import file_reservation, stored_file
 from prompt_cache.promise.scope_keys import ScopeKeys
 from prompt_cache.tables import cache_scope_key
 from response_store.sealing import ContentSeal, Unreadable
@@ -30,13 +30,15 @@ HIDDEN: Purpose = "message_batch"
 """The purpose of files that are a batch's own, which nobody lists or reads."""
 MOST_FILES = 50_000
 """Files that a project may keep: one without content takes no bytes, but a row and a file of the disk."""
+RESERVED_S = 3600
+"""How long room is kept for a file whose upload comes to no end. A slower one is counted anew when it is saved."""
 FORGOTTEN = 100
 """Files that are removed at a time."""
 STRAY_S = 86_400.0
 """A blob without a row that is as old as this belongs to an upload that came to no end."""
 _LOOKED_UP = 1000
 _SECOND = 1_000_000
-_OF = stored_file.c
+_OF, _ROOM = stored_file.c, file_reservation.c
 
 
 class QuotaExceeded(Exception):
@@ -68,6 +70,13 @@ class NewFile(Struct, frozen=True, kw_only=True):
     lifetime_s: int | None
 
 
+class Room(Struct, frozen=True):
+    """Room for a file to come, and the id that it will have."""
+
+    id: UUID
+    bytes: int
+
+
 class FileStore:
     """The files of all projects. `keys` are the projects' data keys; a project may keep `quota` bytes."""
 
@@ -81,9 +90,30 @@ class FileStore:
         """What seals a project's content. Raises ScopeKeyUnreadable, DatabaseUnavailable."""
         return ContentSeal(await self._keys.load(tenant_id, project_id), project_id)
 
-    async def begin(self, tenant_id: UUID, project_id: UUID) -> tuple[UUID, ContentWriter]:
-        """A new file's id, and what writes its content. Raises ScopeKeyUnreadable, DatabaseUnavailable, OSError."""
-        identity = new_id()
+    async def reserve(self, tenant_id: UUID, project_id: UUID, most: int, least: int = 0) -> Room:
+        """Keep room for one more file of up to `most` bytes, or as many as are left, before its content comes, so that
+        files which come at once pass the quota as little as one after the other. `least`: it surely has as many. Raises
+        QuotaExceeded, DatabaseUnavailable."""
+        async with self.database.transaction() as session:
+            await self.database.lock_rows_of(session, stored_file, project_id)
+            left = await self._left(session, tenant_id, project_id)
+            if least > left:
+                raise QuotaExceeded
+            room = Room(new_id(), min(most, left))
+            until = await self.database.now_in(session) + RESERVED_S * _SECOND
+            row = {"id": room.id, "tenant_id": tenant_id, "project_id": project_id, "bytes": room.bytes, "until": until}
+            await session.execute(insert(file_reservation).values(row))
+        return room
+
+    async def release(self, tenant_id: UUID, project_id: UUID, room: Room) -> None:
+        """Keep the room no longer: the file does not come. Raises DatabaseUnavailable."""
+        async with self.database.transaction() as session:
+            await self._drop_room(session, tenant_id, project_id, room.id)
+
+    async def begin(self, tenant_id: UUID, project_id: UUID, room: Room | None = None) -> tuple[UUID, ContentWriter]:
+        """A new file's id, which is that of its room, and what writes its content. Raises ScopeKeyUnreadable,
+        DatabaseUnavailable, OSError."""
+        identity = new_id() if room is None else room.id
         seal = await self.seal_of(tenant_id, project_id)
         return identity, ContentWriter(identity, seal, await self._blobs.create(identity.hex))
 
@@ -92,12 +122,7 @@ class FileStore:
         DatabaseUnavailable."""
         seal = await self.seal_of(new.tenant_id, new.project_id)
         async with self.database.transaction() as session:
-            await self.database.lock_rows_of(session, stored_file, new.project_id)
-            if await self._used(session, new.tenant_id, new.project_id) + new.bytes > self.quota:
-                raise QuotaExceeded
-            if await self._count(session, new.tenant_id, new.project_id) >= MOST_FILES:
-                raise QuotaExceeded
-            await self.insert(session, new, seal)
+            await self.add(session, new, seal)
             said = {"purpose": new.purpose, "bytes": new.bytes}
             await record_change(session, "file.created", target="file", target_id=public_id("file", new.id),
                                 tenant_id=new.tenant_id, project_id=new.project_id, after=said)  # fmt: skip
@@ -105,8 +130,17 @@ class FileStore:
         assert found is not None, "it was written just now"
         return found
 
+    async def add(self, session: AsyncSession, new: NewFile, seal: ContentSeal) -> None:
+        """Write the row of a file in its room, or where there is room without one, in a transaction of the caller's.
+        Raises QuotaExceeded."""
+        await self.database.lock_rows_of(session, stored_file, new.project_id)
+        await self._drop_room(session, new.tenant_id, new.project_id, new.id)
+        if new.bytes > await self._left(session, new.tenant_id, new.project_id):
+            raise QuotaExceeded
+        await self.insert(session, new, seal)
+
     async def insert(self, session: AsyncSession, new: NewFile, seal: ContentSeal) -> None:
-        """Write the row of a file that we made, in a transaction of the caller's."""
+        """Write the row of a file that we made, in a transaction of the caller's, whether there is room or not."""
         now = await self.database.now_in(session)
         row = {
             "id": new.id,
@@ -192,6 +226,7 @@ class FileStore:
             ids = list((await session.execute(select(_OF.id).where(over).limit(FORGOTTEN))).scalars())
             if ids:
                 await session.execute(delete(stored_file).where(one_of(self.database, _OF.id, ids)))
+            await session.execute(delete(file_reservation).where(_ROOM.until <= self.database.clock))
         for identity in ids:
             await self._blobs.remove(identity.hex)
         return len(ids) + await self._remove_strays()
@@ -215,9 +250,21 @@ class FileStore:
         kept = select(func.sum(_OF.bytes)).where(_OF.tenant_id == tenant_id, _OF.project_id == project_id)
         return int((await session.execute(kept)).scalar() or 0)
 
-    async def _count(self, session: AsyncSession, tenant_id: UUID, project_id: UUID) -> int:
-        kept = select(func.count()).select_from(stored_file)
-        return await session.scalar(kept.where(_OF.tenant_id == tenant_id, _OF.project_id == project_id)) or 0
+    async def _left(self, session: AsyncSession, tenant_id: UUID, project_id: UUID) -> int:
+        """For how many bytes there is room. Raises QuotaExceeded if there is none for another file."""
+        files = select(func.count()).where(_OF.tenant_id == tenant_id, _OF.project_id == project_id)
+        rooms = select(func.count(), func.coalesce(func.sum(_ROOM.bytes), 0)).where(
+            _ROOM.tenant_id == tenant_id, _ROOM.project_id == project_id, _ROOM.until > self.database.clock
+        )
+        to_come, reserved = (await session.execute(rooms)).one()
+        left = self.quota - await self._used(session, tenant_id, project_id) - int(reserved)
+        if left < 0 or (await session.scalar(files) or 0) + to_come >= MOST_FILES:
+            raise QuotaExceeded
+        return left
+
+    async def _drop_room(self, session: AsyncSession, tenant_id: UUID, project_id: UUID, id_: UUID) -> None:
+        own = (_ROOM.id == id_, _ROOM.tenant_id == tenant_id, _ROOM.project_id == project_id)
+        await session.execute(delete(file_reservation).where(*own))
 
     def _alive(self) -> Any:
         return or_(_OF.expires_at.is_(None), _OF.expires_at > self.database.clock)

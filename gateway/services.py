@@ -304,7 +304,7 @@ class Gateway:
             self.files = FileStore(services.database, services.scope_keys, services.blobs, services.options.file_quota)
             self.batches = BatchRunner(
                 BatchWork(BatchStore(self.files), epoch),
-                LineRequests(services.authenticator),
+                LineRequests(services.authenticator, self.response_keeper.keeps_content),
                 RunLimits(LinePlaces(), lambda: self.requests.draining, self.recorder.once_release),
             )
         services.suspensions.on_end = self._end_suspended

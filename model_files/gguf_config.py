@@ -11,8 +11,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from model_files.gguf_file import GgufError, GgufModel
+from model_files.gguf_file import GgufModel
 from model_files.gguf_tokenizer import CONTROL, special_id
+from model_files.gguf_values import GgufError
 
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 _MOST_LAYERS = 1 << 12

@@ -7,8 +7,6 @@ file cannot take much memory or time.
 
 from __future__ import annotations
 
-import mmap
-import os
 import re
 import struct
 from collections.abc import Mapping
@@ -16,27 +14,20 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, TypeAlias
+from typing import Any
+
+from model_files.gguf_values import Array, Cursor, FileBytes, GgufError, Value, shortest
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _MOST_ENTRIES = _MOST_TENSORS = 1 << 16
-_MOST_STRINGS = 1 << 22
-"""Strings in all arrays of a file: each is visited to find the next entry."""
-_MOST_NUMBERS, _MOST_FLOATS = 1 << 22, 1 << 16
-"""Numbers of an array, and of a small tensor, that are decoded."""
-_LONGEST_NAME, _LONGEST_TEXT = 256, 1 << 24
+_MOST_FLOATS = 1 << 16
+"""Numbers of a small tensor that are decoded."""
+_LONGEST_NAME = 256
 _MOST_DIMENSIONS, _LARGEST_DIMENSION = 4, 1 << 40
 _LARGEST_ALIGNMENT = 1 << 20
 _MOST_PARTS = 1 << 10
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
-_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-"""type of a value -> its form in `struct`"""
-_FLOAT, _STRING, _ARRAY = 6, 8, 9
-
-
-class GgufError(Exception):
-    """A GGUF file is damaged, contradicts itself or has what is not supported. The message names the file and what."""
 
 
 @dataclass(frozen=True)
@@ -81,126 +72,13 @@ class StoredTensor:
     nbytes: int
 
 
-@dataclass(frozen=True)
-class _Array:
-    """An array that is not decoded yet: where its elements begin."""
-
-    type: int
-    count: int
-    start: int
-
-
-Value: TypeAlias = int | float | bool | str | _Array
-
-
-class _Cursor:
-    """Reads forward through the bytes of a file. Raises GgufError for what lies beyond their end."""
-
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self.path = path
-        self.data = data
-        self.at = 0
-        self.size = len(data)
-        self._strings = 0
-
-    def refuse(self, what: str) -> NoReturn:
-        raise GgufError(f"{self.path}: {what}")
-
-    def number(self, form: str, what: str) -> Any:
-        size = struct.calcsize(f"<{form}")
-        self.skip(size, what)
-        return struct.unpack_from(f"<{form}", self.data, self.at - size)[0]
-
-    def skip(self, count: int, what: str) -> None:
-        if count > self.size - self.at:
-            self.refuse(f"{what} reaches beyond the end of the file, at byte {self.at} of {self.size}")
-        self.at += count
-
-    def count(self, what: str, most: int) -> int:
-        count: int = self.number("Q", what)
-        if count > most:
-            self.refuse(f"{what} is {count}, more than {most}")
-        return count
-
-    def text(self, what: str, longest: int) -> str:
-        length = self.count(f"the length of {what}", longest)
-        self.skip(length, what)
-        return self._decoded(self.at - length, length, what)
-
-    def value(self, type_: int, key: str) -> Value:
-        """The value of this type of the entry `key`."""
-        if type_ == _STRING:
-            return self.text(key, _LONGEST_TEXT)
-        if type_ == _ARRAY:
-            return self._array(key)
-        if type_ not in _NUMBERS:
-            self.refuse(f"{key} has values of type {type_}, which GGUF does not have")
-        value: int | float | bool = self.number(_NUMBERS[type_], key)
-        return _shortest(value) if type_ == _FLOAT and isinstance(value, float) else value
-
-    def _array(self, key: str) -> _Array:
-        inner, count = self.number("I", key), self.number("Q", key)
-        if inner in _NUMBERS:
-            array = _Array(inner, count, self.at)
-            self.skip(count * struct.calcsize(f"<{_NUMBERS[inner]}"), key)
-            return array
-        if inner != _STRING:
-            self.refuse(f"{key} is an array of values of type {inner}, which is not supported")
-        self._strings += count
-        if self._strings > _MOST_STRINGS or count * 8 > self.size - self.at:
-            self.refuse(f"{key} has {count} strings, more than the file or this reader holds")
-        array = _Array(inner, count, self.at)
-        for _ in range(count):
-            self.skip(self.number("Q", key), key)
-        return array
-
-    def elements(self, array: _Array, key: str) -> list[Any]:
-        """The elements of an array that was read before."""
-        if array.type != _STRING:
-            if array.count > _MOST_NUMBERS:
-                self.refuse(f"{key} has {array.count} numbers, more than {_MOST_NUMBERS}")
-            form = _NUMBERS[array.type]
-            return list(struct.unpack_from(f"<{array.count}{form}", self.data, array.start))
-        texts, at = [], array.start
-        for _ in range(array.count):
-            (length,) = struct.unpack_from("<Q", self.data, at)
-            texts.append(self._decoded(at + 8, length, key))
-            at += 8 + length
-        return texts
-
-    def _decoded(self, at: int, length: int, what: str) -> str:
-        try:
-            return self.data[at : at + length].decode()
-        except UnicodeDecodeError:
-            self.refuse(f"{what} is not in UTF-8")
-
-
-def _shortest(value: float) -> float:
-    """The number of the fewest digits that 32 bits hold as this one: 1e-05 is stored as 9.9999997e-06."""
-    stored = struct.pack("<f", value)
-    for digits in range(1, 9):
-        shorter = float(f"{value:.{digits}g}")
-        try:
-            if struct.pack("<f", shorter) == stored:
-                return shorter
-        except OverflowError:  # rounded up beyond the largest of 32 bits
-            continue
-    return value
-
-
 class GgufFile:
     """One GGUF file, as a context manager: the values of its metadata, and its tensors by name. Raises GgufError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            with path.open("rb") as file:
-                if os.fstat(file.fileno()).st_size < len(_MAGIC):
-                    raise GgufError(f"{path}: is not a GGUF file: it has fewer than {len(_MAGIC)} bytes")
-                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise GgufError(f"{path}: cannot be read: {error.strerror}") from error
-        self._cursor = _Cursor(path, self._data)
+        self._data = FileBytes(path)
+        self._cursor = Cursor(path, self._data)
         self.values: dict[str, Value] = {}
         self.tensors: dict[str, StoredTensor] = {}
         try:
@@ -222,7 +100,7 @@ class GgufFile:
         array = self.values.get(key)
         if array is None:
             return []
-        if not isinstance(array, _Array):
+        if not isinstance(array, Array):
             self._cursor.refuse(f"{key} is {array!r}, not an array")
         return self._cursor.elements(array, key)
 
@@ -233,12 +111,15 @@ class GgufFile:
                 f"tensor {tensor.name} is {tensor.type.name} of shape {list(tensor.shape)}, not up to {_MOST_FLOATS}"
                 " numbers in F32"
             )
-        return [_shortest(value) for value in struct.unpack_from(f"<{tensor.shape[0]}f", self._data, tensor.start)]
+        content = self._data.read(tensor.start, tensor.nbytes)
+        return [shortest(value) for value in struct.unpack(f"<{tensor.shape[0]}f", content)]
 
     def _read_header(self) -> None:
         cursor = self._cursor
+        if cursor.size < len(_MAGIC):
+            cursor.refuse(f"is not a GGUF file: it has fewer than {len(_MAGIC)} bytes")
         cursor.skip(len(_MAGIC), "the magic number")
-        if self._data[: len(_MAGIC)] != _MAGIC:
+        if self._data.read(0, len(_MAGIC)) != _MAGIC:
             cursor.refuse("is not a GGUF file: it does not begin with GGUF")
         version = cursor.number("I", "the version")
         if version not in _VERSIONS:
@@ -263,7 +144,7 @@ class GgufFile:
             self._cursor.refuse(f"general.alignment is {alignment!r}, not a power of two up to {_LARGEST_ALIGNMENT}")
         return alignment
 
-    def _tensor(self, cursor: _Cursor) -> tuple[str, TensorType, tuple[int, ...], int]:
+    def _tensor(self, cursor: Cursor) -> tuple[str, TensorType, tuple[int, ...], int]:
         name = cursor.text("a tensor's name", _LONGEST_NAME)
         what = f"tensor {name}"
         dimensions = cursor.number("I", what)

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from model_files.gguf_file import GgufError, GgufModel
+from model_files.gguf_file import GgufModel
+from model_files.gguf_values import GgufError
 
 _NORMAL, _UNKNOWN, CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _PREFIX = "tokenizer.ggml."

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from model_files.gguf_config import config_json, generation_json
-from model_files.gguf_file import GgufError, GgufModel, is_later_part, model_name
+from model_files.gguf_file import GgufModel, is_later_part, model_name
 from model_files.gguf_tokenizer import tokenizer_config_json, tokenizer_json
+from model_files.gguf_values import GgufError
 
 _KEPT = 4
 """Models whose documents are kept in memory."""

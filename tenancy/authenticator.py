@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import Callable, Coroutine, Hashable
-from typing import Any
+from typing import Any, Literal, TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -28,6 +28,7 @@ _CAPACITY = 10_000
 _LAST_USED_EVERY_US = 60_000_000
 _KINDS: dict[str, PrincipalKind] = {"project": "project_key", "admin": "admin_key", "operator": "operator_key"}
 """A key's kind in its row → its holder's."""
+KeyEnd: TypeAlias = Literal["revoked", "expired"]
 
 
 class AuthenticationFailed(Exception):
@@ -92,6 +93,7 @@ class _CachedKey(msgspec.Struct, frozen=True):
     previous_until: int = 0
     previous_principal: Principal | None = None
     networks: tuple[Network, ...] | None = None
+    leaked: bool = False
 
     def __repr__(self) -> str:
         return f"_CachedKey(principal={self.principal!r})"
@@ -164,15 +166,19 @@ class Authenticator:
     async def check_valid(self, public_id: str) -> None:
         """Raise AuthenticationFailed if the key was revoked or has expired, for what it asked for before and begins
         now. Raises DatabaseUnavailable if the key is not cached."""
-        await self.holder(public_id)
-
-    async def holder(self, public_id: str) -> Principal:
-        """The principal of a key as it is now, for what was ordered by it before. Raises AuthenticationFailed if it was
-        revoked or has expired, and DatabaseUnavailable if it is not cached."""
         record = await self._cached(public_id)
         if record.principal is None or record.revoked or _has_ended(record, clock.instant()):
             raise AuthenticationFailed
-        return record.principal
+
+    async def holder(self, public_id: str) -> tuple[Principal, KeyEnd | None]:
+        """The principal of a key as it is now, and how the key ended if it did, for what was ordered by it before and
+        goes on without it. Raises AuthenticationFailed if it was revoked as leaked, and DatabaseUnavailable if it is
+        not cached."""
+        record = await self._cached(public_id)
+        if record.principal is None or record.leaked:
+            raise AuthenticationFailed
+        expired: KeyEnd | None = "expired" if _has_ended(record, clock.instant()) else None
+        return record.principal, "revoked" if record.revoked else expired
 
     def _is_previous(self, record: _CachedKey, key: Presented, mac: bytes) -> bool:
         """Whether it is the secret from before the key's rotation, under the pepper of then."""
@@ -211,6 +217,7 @@ class Authenticator:
             pepper_version=key.pepper_version,
             principal=principal,
             revoked=key.revoked_at is not None,
+            leaked=bool(key.leaked),
             expires_at=grant.expires_at,
             last_used_at=None if key.last_used_at is None else to_instant(key.last_used_at),
             previous_mac=key.previous_mac or b"",

@@ -388,9 +388,12 @@ class Tenancy:
         tenant_id: UUID | None = None,
         reason: str = "",
         guard: OperatorsGuard | None = None,
+        *,
+        leaked: bool = False,
     ) -> bool:
-        """Revoke a key for good, with all its secrets: one of this tenant, or for an operator (None) any. Raises
-        NoSuchRecord, and what `guard` raises.
+        """Revoke a key for good, with all its secrets: one of this tenant, or for an operator (None) any. `leaked`:
+        somebody else may have it, so that the batches that it ordered are stopped; this is said of a key that was
+        revoked before, too. Raises NoSuchRecord, and what `guard` raises.
 
         Every gateway on the bus drops the key from its cache at once. False if the bus was down: then they accept the
         key until their caches expire.
@@ -398,9 +401,10 @@ class Tenancy:
         async with self._database.transaction() as session:
             await _ask(guard, session)
             key = await _locked_key(session, public_id, tenant_id)
-            if key.revoked_at is None:
+            if key.revoked_at is None or (leaked and not key.leaked):
                 before = description(key)
-                key.revoked_at = _now()
+                key.revoked_at = key.revoked_at or _now()
+                key.leaked = int(leaked)
                 await _record(session, "key.revoked", key, reason, before)
         return await self._announce(public_id)
 
@@ -479,6 +483,7 @@ def description(key: ApiKey) -> dict[str, Any]:
         "expires_at": key.expires_at,
         "old_secret_until": key.previous_until,
         "revoked_at": key.revoked_at,
+        **({"leaked": True} if key.leaked else {}),
     }
 
 

@@ -50,7 +50,8 @@ class ApiKey(Base):
     tenant either, and its name is the operator's; `user_id` says which user that is, if it is one.
 
     `limits` is JSON of `tenancy.rights.key_limits.KeyLimits`. A key that was rotated keeps its earlier secret's MAC as
-    `previous_mac`, which is valid until `previous_until`.
+    `previous_mac`, which is valid until `previous_until`. `leaked`: it was revoked since somebody else may have it, so
+    that what it ordered before is not to be gone on with.
     """
 
     __tablename__ = "api_key"
@@ -75,6 +76,7 @@ class ApiKey(Base):
     created_at: Mapped[datetime] = mapped_column(Instant)
     expires_at: Mapped[datetime | None] = mapped_column(Instant)
     revoked_at: Mapped[datetime | None] = mapped_column(Instant)
+    leaked: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
     last_used_at: Mapped[datetime | None] = mapped_column(Instant)
     role: Mapped[str | None] = mapped_column(Text)
     limits: Mapped[str] = mapped_column(Text, default="{}", server_default="{}")

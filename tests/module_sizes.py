@@ -54,7 +54,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         "gateway/http/downloads.py",
     ),
     "one rule that several paths must keep alike": (
-        "gateway/batches/line_pace.py",
+        *("gateway/batches/line_pace.py", "gateway/batches/batch_notes.py"),
         "billing/accounts/idempotency.py",
         *("engine/scheduling/flow_turns.py", "model_files/context_length.py"),
         *("tenancy/users/tokens.py", "tenancy/users/changes.py"),

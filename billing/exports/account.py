@@ -23,7 +23,7 @@ from billing.invoices.accounting.posting import step_id
 from billing.ledger.entries import OF_EVENTS
 from billing.tables.invoices import invoice, invoice_payment
 from billing.tables.money import ledger_entry, ledger_txn
-from billing.tables.payments import payment_dispute
+from billing.tables.payments import payment_dispute, payment_refund
 from storage.database.database import Database
 
 ACCOUNTS = ("prepaid", "receivable", "invoiced")
@@ -142,7 +142,7 @@ class _Documents:
     @classmethod
     async def read(cls, session: AsyncSession, tenant_id: UUID) -> _Documents:
         """Those of a tenant."""
-        found, row, payment, dispute = cls(), invoice.c, invoice_payment.c, payment_dispute.c
+        found, row, payment = cls(), invoice.c, invoice_payment.c
         issued = select(row.id, row.kind, row.number).where(row.tenant_id == tenant_id, row.number.is_not(None))
         for document, kind, number in await session.execute(issued):
             found._of[step_id(document, "finalize")] = (kind, number, "")
@@ -153,11 +153,24 @@ class _Documents:
         for identity, reference, document, number in await session.execute(paid.where(payment.tenant_id == tenant_id)):
             for one in (identity, step_id(document, f"payment:{reference}:rest"), step_id(document, "payment:rest")):
                 found._of[one] = ("payment", str(number), reference)
-        disputed = select(dispute.id, dispute.provider_id).where(dispute.tenant_id == tenant_id)
-        for identity, provider_id in await session.execute(disputed):
-            for step in ("withdrawn", "won", "won:used"):
-                found._of[uuid5(identity, step)] = ("dispute", "", provider_id)
+        await found._read_disputes(session, tenant_id)
         return found
+
+    async def _read_disputes(self, session: AsyncSession, tenant_id: UUID) -> None:
+        dispute, refund = payment_dispute.c, payment_refund.c
+        disputed = select(dispute.id, dispute.provider_id, dispute.receipt_id).where(dispute.tenant_id == tenant_id)
+        disputes = (await session.execute(disputed)).all()
+        failed = select(refund.id, refund.receipt_id).where(refund.tenant_id == tenant_id, refund.state == "failed")
+        again: dict[UUID | None, list[UUID]] = {}  # credit that came back of a payment, which its bank may take too
+        for identity, receipt in await session.execute(failed):
+            again.setdefault(receipt, []).append(uuid5(identity, "failed"))
+        for row in disputes:
+            again.setdefault(row.receipt_id, []).extend(uuid5(row.id, step) for step in ("won", "won:used"))
+        for row in disputes:
+            withdrawn, won = uuid5(row.id, "withdrawn"), uuid5(row.id, "won")
+            steps = [withdrawn, *(uuid5(withdrawn, str(grant)) for grant in again[row.receipt_id])]
+            for step in (*steps, won, uuid5(won, "rounded"), uuid5(row.id, "won:used")):
+                self._of[step] = ("dispute", "", row.provider_id)
 
     def explain(self, row: Any) -> tuple[AccountLineKind, str, str]:
         """Kind, number and text of the line of a transaction, or of a day's usage."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ModelError
-from model_files.gguf_file import GgufError
+from model_files.gguf_values import GgufError
 from model_files.model_documents import is_document, read_document
 
 _LARGEST = 1 << 48

@@ -20,7 +20,7 @@ from engine.quantization.packed import PackedWeight, decode_into
 from engine.quantization.stored import find_weight
 from engine.weights.gguf_tensors import GgufTensors
 from engine.weights.safetensors_files import SafetensorsFiles
-from model_files.gguf_file import GgufError
+from model_files.gguf_values import GgufError
 from model_files.model_documents import gguf_of
 
 PARTS = ("weight", "weight_packed", "qweight")

@@ -19,9 +19,10 @@ import torch
 from engine.errors import ModelError
 from engine.quantization.gguf import stored_blocks
 from engine.quantization.packed import PackedWeight
-from model_files.gguf_file import GgufError, GgufModel, StoredTensor
+from model_files.gguf_file import GgufModel, StoredTensor
+from model_files.gguf_values import GgufError
 
-_BLOCK = re.compile(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)")
+_BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(\w+)\.(weight|bias)", re.ASCII)
 _GLOBAL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _ROTARY = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
 """Part of the configuration."""
@@ -111,26 +112,31 @@ class GgufTensors:
             if block is None:
                 stem, _, last = name.rpartition(".")
                 if stem in _GLOBAL and last == "weight":
-                    parts[f"{_GLOBAL[stem]}.weight"] = _Part(tensor)
+                    self._add(parts, f"{_GLOBAL[stem]}.weight", _Part(tensor))
                 elif name not in _ROTARY:
                     self._refuse(tensor, "is not known")
                 continue
             index, part, last = block.groups()
             # A part that is not known has no place in a layer, which is then said of its own name.
-            layer = f"model.layers.{int(index)}.{names.get(part, part)}.{last}"
+            layer = f"model.layers.{index}.{names.get(part, part)}.{last}"
             if "*" in layer:
                 if len(tensor.shape) != 3 or tensor.shape[0] > _MOST_EXPERTS:
                     self._refuse(
                         tensor,
                         f"has the shape {list(tensor.shape)}, which is not that of up to {_MOST_EXPERTS} experts",
                     )
-                parts |= {layer.replace("*", str(expert)): _Part(tensor, expert) for expert in range(tensor.shape[0])}
+                for expert in range(tensor.shape[0]):
+                    self._add(parts, layer.replace("*", str(expert)), _Part(tensor, expert))
                 continue
             heads = permuted.get(part)
             if heads is not None and (type(heads) is not int or heads < 1 or tensor.shape[0] % (2 * heads)):
                 self._refuse(tensor, f"has {tensor.shape[0]} rows, which are not those of {heads!r} heads")
-            parts[layer] = _Part(tensor, heads=heads if isinstance(heads, int) else None)
+            self._add(parts, layer, _Part(tensor, heads=heads if isinstance(heads, int) else None))
         return parts
+
+    def _add(self, parts: dict[str, _Part], name: str, part: _Part) -> None:
+        if (other := parts.setdefault(name, part)) is not part:
+            self._refuse(part.tensor, f"stands for {name}, as tensor {other.tensor.name} does")
 
     def _refuse(self, tensor: StoredTensor, what: str) -> NoReturn:
         raise ModelError(f"{tensor.path}: tensor {tensor.name} {what}")

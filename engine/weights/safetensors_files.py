@@ -1,33 +1,21 @@
-"""The tensors of a folder's safetensors files, one or sharded by an index, memory-mapped."""
+"""The tensors of a folder's safetensors files, one or sharded by an index."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from engine.errors import ModelError
 from engine.quantization.packed import PackedWeight
+from engine.weights.safetensors_header import StoredTensor, read_header, read_tensor
 
 _OF_FEW_BITS = (".qweight", ".weight_packed", "_blocks", ".weight_scale", ".weight_scale_inv", ".scale", ".absmax")
-_MAPPED_BYTES = 64 << 20
-"""Bytes after which files are closed and mapped again, so that pages that were read no longer count as memory."""
 _INDEX = "model.safetensors.index.json"
 _WHOLE = "model.safetensors"
-
-
-@contextmanager
-def _naming(path: Path, name: str) -> Iterator[None]:
-    try:
-        yield
-    except SafetensorError as error:
-        raise ModelError(f"{path}: tensor {name} cannot be read: {error}") from error
 
 
 def _is_file(path: Path) -> bool:
@@ -48,8 +36,7 @@ class SafetensorsFiles:
 
     def __init__(self, folder: Path, prefix: str = "", bits: int = 4) -> None:
         self.folder = folder
-        self._files: dict[Path, Any] = {}
-        self._mapped = 0
+        self._headers: dict[Path, dict[str, StoredTensor]] = {}
         self._prefix = prefix
         self._bits = bits
         stored = self._locate().items()
@@ -84,50 +71,40 @@ class SafetensorsFiles:
             raise ModelError(f"{self.folder}: has no .safetensors file")
         where = {}
         for path in paths:
-            for name in self._open(path).keys():  # noqa: SIM118 - not a dict
+            for name in self._header(path):
                 if name in where:
                     raise ModelError(f"{path}: tensor {name} is in {where[name].name} as well, and no index says which")
                 where[name] = path
         return where
 
-    def _open(self, path: Path) -> Any:
-        if path not in self._files:
-            try:
-                self._files[path] = safe_open(path, framework="pt")
-            except (SafetensorError, OSError) as error:
-                raise ModelError(f"{path}: is not a readable safetensors file: {error}") from error
-        return self._files[path]
+    def _header(self, path: Path) -> dict[str, StoredTensor]:
+        if path not in self._headers:
+            self._headers[path] = read_header(path)
+        return self._headers[path]
+
+    def _stored(self, name: str) -> StoredTensor:
+        path = self.where[name]
+        stored = self._header(path).get(self._prefix + name)
+        if stored is None:
+            raise ModelError(f"{path}: tensor {name} cannot be read: it is not there")
+        return stored
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor `name` as it is stored. Raises ModelError if it cannot be read."""
-        path = self.where[name]
-        if self._mapped > _MAPPED_BYTES:
-            self.close()
-        with _naming(path, name):
-            tensor: torch.Tensor = self._open(path).get_tensor(self._prefix + name)
-        self._mapped += tensor.nbytes
-        return tensor
+        return read_tensor(self.where[name], name, self._stored(name))
 
     def close(self) -> None:
-        """Close the files, whose pages count as this process's memory once they were read.
-
-        They are opened again when needed. Tensors that are still in use keep their pages.
-        """
-        for file in self._files.values():
-            file.__exit__(None, None, None)
-        self._files.clear()
-        self._mapped = 0
+        """Nothing: a file is open only while it is read."""
 
     def elements(self) -> int:
         """Estimated elements of all tensors when decoded."""
         elements = 0
-        for name, path in self.where.items():
-            with _naming(path, name):
-                stored = self._open(path).get_slice(self._prefix + name)
-            count = math.prod(stored.get_shape())
+        for name in self.where:
+            stored = self._stored(name)
+            count = math.prod(stored.shape)
             if name.endswith(("qweight", "weight_packed")):
-                count *= (8 if stored.get_dtype() == "U8" else 32) // self._bits
-            elif name.endswith("_blocks") or (name.endswith(".weight") and stored.get_dtype() == "U8"):
+                count *= (8 if stored.dtype == "U8" else 32) // self._bits
+            elif name.endswith("_blocks") or (name.endswith(".weight") and stored.dtype == "U8"):
                 count *= 2
             elements += count
         return elements

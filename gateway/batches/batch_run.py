@@ -23,13 +23,14 @@ from billing.settlement.settlement import trace_of
 from file_store.blobs import BlobMissing
 from file_store.sealed_content import ContentReader
 from file_store.store import HIDDEN, NewFile
+from gateway.batches.batch_notes import BatchNotes
 from gateway.batches.input_lines import InputChecker, InputLine, InvalidLine, read_line
 from gateway.batches.line_pace import FAULTS, PASSING, LinePace
 from gateway.batches.line_places import LinePlaces
 from gateway.batches.line_queue import LineQueue, QueuedLine
 from gateway.batches.line_requests import LineAnswer, LineRequests
-from gateway.batches.result_lines import result_of, result_of_left
-from gateway.errors import ClientLeft, NotAuthenticated
+from gateway.batches.result_lines import Left, result_of, result_of_left
+from gateway.errors import ClientLeft
 from prompt_cache.promise.scope_keys import ScopeKeyUnreadable
 from response_store.sealing import ContentSeal, Unreadable
 from storage.database.database import DatabaseUnavailable
@@ -54,7 +55,6 @@ _CANCEL_S = 600.0
 _DATABASE_S = 120.0
 """How long a batch waits for a database that does not answer."""
 _SECOND = 1_000_000
-_KEY_ENDED = BatchProblem("api_key_revoked", "The API key of this batch was revoked, or has expired.")
 Result = TypeVar("Result")
 
 
@@ -85,7 +85,7 @@ class BatchRun:
         self._bytes = 0
         self._stopping = False
         """No further line is begun."""
-        self._key_ended = False
+        self._notes = BatchNotes()
         self._pace = LinePace()
         self._heard_at = time.monotonic()
         """When the last beat that was answered was asked for."""
@@ -172,9 +172,10 @@ class BatchRun:
                     self._stopping = leaves = True
                 if self._pace.stalled and not self._running and not self._stopping:
                     self._stopping = leaves = aside = True
-                if self._key_ended and not self._stopping:
+                if (stop := self._notes.stop) is not None and not self._stopping:
                     self._stopping = True
-                    await self._until_available(lambda: work.stop(batch, _KEY_ENDED, self._seal))
+                    await self._until_available(lambda stop=stop: work.stop(batch, stop, self._seal))  # type: ignore[misc]
+                await self._tell()
                 if self._stopping:
                     stopped_at = time.monotonic() if stopped_at is None else stopped_at
                     if time.monotonic() - stopped_at > _CANCEL_S:
@@ -182,6 +183,7 @@ class BatchRun:
             for worker in workers:
                 worker.result()
             status = await self._flush()
+            await self._tell()
         finally:
             self._gone.set()
             for worker in workers:
@@ -191,6 +193,11 @@ class BatchRun:
             await work.release(batch, self._queue.unbegun(), aside=aside)
             return False
         return True
+
+    async def _tell(self) -> None:
+        """Say in the batch what lines found out of it."""
+        if (note := self._notes.take()) is not None:
+            await self._until_available(lambda: self._work.note(self._batch, note, self._seal))
 
     async def _pause_of_flushing(self) -> None:
         with contextlib.suppress(TimeoutError):
@@ -253,10 +260,9 @@ class BatchRun:
         answer = await self._answer(line, asked, billed=billed)
         if billed:
             await self._limits.release(line_request_id(batch.id, line.number, line.attempt), "billed before")
-        if isinstance(answer.failure, NotAuthenticated):
-            self._key_ended = True
+        self._notes.hear(answer.stop, answer.key_end)
         faults = queued.faults + isinstance(answer.failure, FAULTS)
-        passes = isinstance(answer.failure, (*PASSING, ClientLeft, NotAuthenticated))
+        passes = answer.stop is not None or isinstance(answer.failure, (*PASSING, ClientLeft))
         if not billed and (passes or (isinstance(answer.failure, FAULTS) and faults < _MOST_FAULTS)):
             again = await self._until_available(lambda: self._work.begin_again(batch, line))
             self._queue.put(QueuedLine(again, faults=faults), self._pace.refused(answer.failure))
@@ -313,7 +319,7 @@ class BatchRun:
             asked = await self._read(line)
             answer = await self._answer(line, asked, billed=True)
         await self._limits.release(id_, "billed before")
-        if isinstance(answer.failure, NotAuthenticated):
+        if answer.stop is not None:
             return False
         if isinstance(answer.failure, (*PASSING, *FAULTS, ClientLeft)):
             return True
@@ -326,17 +332,12 @@ class BatchRun:
         """Say of lines that were not run why, make files of the results, and end the batch."""
         batch, work = self._batch, self._work
         await self._until_available(lambda: work.finalize(batch))
-        why = "cancelled" if await self._until_available(lambda: work.beat(batch)) == "cancelling" else "expired"
+        status = await self._until_available(lambda: work.beat(batch))
+        why: Left = "cancelled" if status == "cancelling" else "expired"
         while lines := await self._until_available(lambda: work.unfinished_lines(batch, _LEFT_AT_ONCE)):
             self._reader = await self._input()
             left = [
-                result_of_left(
-                    batch.surface,
-                    _name(batch, line),
-                    line,
-                    (await self._read(line)).custom_id,
-                    "cancelled" if why == "cancelled" else "expired",
-                )
+                result_of_left(batch.surface, _name(batch, line), line, (await self._read(line)).custom_id, why)
                 for line in lines
             ]
             await self._until_available(lambda left=left: work.write(batch, left, self._seal))  # type: ignore[misc]

@@ -15,7 +15,7 @@ import structlog
 import tokenizers
 
 from gateway.conversation.byte_level import FastEncoder, bytes_of, convert
-from model_files.gguf_file import GgufError
+from model_files.gguf_values import GgufError
 from model_files.model_documents import read_document
 
 log = structlog.get_logger("gateway.tokenizer")

@@ -7,7 +7,8 @@ Ids of other projects are as unknown as ids that never were.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any, Literal, TypeAlias
 from uuid import UUID
 
@@ -19,7 +20,7 @@ from msgspec import Meta, Struct
 
 from file_store.blobs import BlobMissing
 from file_store.sealed_content import ContentWriter
-from file_store.store import HIDDEN, FileStore, NewFile, Purpose, QuotaExceeded, StoredFile
+from file_store.store import HIDDEN, FileStore, NewFile, Purpose, QuotaExceeded, Room, StoredFile
 from gateway.admission.prepared_request import Payer
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.rate_limits import count_request
@@ -33,6 +34,7 @@ from gateway.http.responses import json_response
 from gateway.services import Gateway
 from prompt_cache.promise.scope_keys import ScopeKeyUnreadable
 from response_store.sealing import Unreadable
+from storage.database.database import DatabaseUnavailable
 from storage.database.public_ids import prefixed_id, public_id
 
 MOST_BYTES = 512 * 1024 * 1024
@@ -40,6 +42,8 @@ MOST_BATCH_BYTES = 200 * 1024 * 1024
 """Bytes of a file, and of one that is the input of a batch."""
 LEAST_LIFETIME_S, LONGEST_LIFETIME_S = 3600, 2_592_000
 _BATCH_LIFETIME_S = 30 * 86_400
+_FORM_BYTES = 256 * 1024
+"""More than a form has beside its file."""
 _LONGEST_NAME = 255
 _UNUSABLE = re.compile(r"[\x00-\x1f\x7f]")
 _SECOND = 1_000_000
@@ -118,20 +122,20 @@ def file_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         store = file_store(gateway)
         if not await gateway.response_keeper.keeps_content(payer):
             raise NotAllowed("This project keeps nothing of its content, so no files.", code="content_not_kept")
-        left = store.quota - await wait(store.used_bytes(payer.tenant_id, payer.project_id))
-        id_, writer = await wait(store.begin(payer.tenant_id, payer.project_id))
-        try:
-            form = await read_form(request, gateway.services.options.client_timeout, _bounded(writer, left))
-            new = _new_file(id_, payer, form, writer.size)
-            await writer.commit()
-        except BaseException:
-            await writer.discard()
-            raise
-        try:
-            return json_response(shown(await wait(store.save(new))))
-        except QuotaExceeded as error:
-            await store.discard(id_)
-            raise storage_full("file") from error
+        async with room_for(gateway, payer, "file", *_announced(request)) as room:
+            id_, writer = await wait(store.begin(payer.tenant_id, payer.project_id, room))
+            try:
+                form = await read_form(request, gateway.services.options.client_timeout, _bounded(writer, room.bytes))
+                new = _new_file(id_, payer, form, writer.size)
+                await writer.commit()
+            except BaseException:
+                await writer.discard()
+                raise
+            try:
+                return json_response(shown(await wait(store.save(new))))
+            except QuotaExceeded:
+                await store.discard(id_)
+                raise
 
     @get("/v1/files", opt=demands("inference", "project_key", dialect="openai") | describes(FileList, query=_QUERY))
     async def list_files(request: Request[Any, Any, Any]) -> Response[bytes]:
@@ -200,6 +204,24 @@ def file_store(gateway: Gateway) -> FileStore:
     return gateway.files
 
 
+@asynccontextmanager
+async def room_for(gateway: Gateway, payer: Payer, field: str, most: int, least: int) -> AsyncIterator[Room]:
+    """Room for a file of `least` to `most` bytes until it is saved within, or does not come. Raises InvalidField, which
+    names the field, where there is none left; DatabaseUnavailable."""
+    store, wait = file_store(gateway), gateway.questions.wait
+    room: Room | None = None
+    try:
+        room = await wait(store.reserve(payer.tenant_id, payer.project_id, most, least))
+        yield room
+    except BaseException as error:
+        if room is not None:
+            with suppress(DatabaseUnavailable):  # it ends by itself
+                await wait(store.release(payer.tenant_id, payer.project_id, room))
+        if isinstance(error, QuotaExceeded):
+            raise storage_full(field) from error
+        raise
+
+
 async def find_file(gateway: Gateway, payer: Payer, name: str) -> StoredFile:
     """A project's file that it may see. Raises NotFound, DatabaseUnavailable."""
     store, id_ = file_store(gateway), file_id(name)
@@ -251,6 +273,14 @@ def lifetime_of(anchor: Any, seconds: Any, path: str) -> int:
     if not (isinstance(seconds, int) and LEAST_LIFETIME_S <= seconds <= LONGEST_LIFETIME_S):
         raise InvalidField(f"{path}[seconds]", f"it must be from {LEAST_LIFETIME_S} to {LONGEST_LIFETIME_S}")
     return seconds
+
+
+def _announced(request: Request[Any, Any, Any]) -> tuple[int, int]:
+    """How many bytes a file has at most, and surely, by the length of the form that it comes in."""
+    length = request.headers.get("content-length", "")
+    if not (length.isascii() and length.isdigit() and len(length) < _DIGITS):
+        return MOST_BYTES, 0
+    return min(int(length), MOST_BYTES), max(int(length) - _FORM_BYTES, 0)
 
 
 def _bounded(writer: ContentWriter, left: int) -> Callable[[bytes], Any]:

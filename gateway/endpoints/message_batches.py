@@ -8,6 +8,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias
+from uuid import UUID
 
 from litestar import Request, Response, delete, get, post
 from litestar.handlers import HTTPRouteHandler
@@ -17,13 +18,13 @@ from msgspec import Meta, Raw, Struct
 
 from batch_store.records import Batch, NewBatch
 from billing.calendar import format_instant
-from file_store.store import HIDDEN, NewFile
+from file_store.store import HIDDEN, NewFile, QuotaExceeded
 from gateway.admission.prepared_request import Payer
 from gateway.batches.input_lines import MESSAGES_ENDPOINT
 from gateway.batches.message_requests import MOST_BYTES, MessageRequest, MessageRequests, lines_of
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.batches import batch_id, batch_runner, check_may_order, find_batch, too_many, unknown
-from gateway.endpoints.files import download, file_store
+from gateway.endpoints.files import download, file_store, room_for
 from gateway.endpoints.generation_description import IDEMPOTENCY_KEY, KEY_ERRORS
 from gateway.endpoints.idempotent import idempotent
 from gateway.endpoints.messages import api_version
@@ -239,23 +240,33 @@ async def _order(gateway: Gateway, payer: Payer, body: bytes) -> Batch:
     DatabaseUnavailable."""
     lines, content = await gateway.threads.run(payer.tenant_id, partial(lines_of, body))
     store, wait = file_store(gateway), gateway.questions.wait
-    if await wait(store.used_bytes(payer.tenant_id, payer.project_id)) + len(body) > store.quota:
-        raise InvalidField("$.requests", "the project keeps as many bytes as it may", code="storage_exceeded")
-    file_id, writer = await wait(store.begin(payer.tenant_id, payer.project_id))
-    try:
-        for line in content:
-            await writer.append(line)
-        await writer.commit()
-    except BaseException:
-        await writer.discard()
-        raise
+    size = lines[-1].offset + lines[-1].length
+    async with room_for(gateway, payer, "$.requests", size, size) as room:
+        file_id, writer = await wait(store.begin(payer.tenant_id, payer.project_id, room))
+        try:
+            for line in content:
+                await writer.append(line)
+            await writer.commit()
+        except BaseException:
+            await writer.discard()
+            raise
+        try:
+            with too_many():
+                return await wait(batch_runner(gateway).store.order(*_new(payer, file_id, writer.size), lines))
+        except (RateLimited, QuotaExceeded):
+            await store.discard(file_id)
+            raise
+
+
+def _new(payer: Payer, file_id: UUID, size: int) -> tuple[NewBatch, NewFile]:
+    """A batch, and the file that has its requests."""
     own_file = NewFile(
         id=file_id,
         tenant_id=payer.tenant_id,
         project_id=payer.project_id,
         purpose=HIDDEN,
         filename="requests.jsonl",
-        bytes=writer.size,
+        bytes=size,
         lifetime_s=RESULTS_LIFETIME_S,
     )
     new = NewBatch(
@@ -268,12 +279,7 @@ async def _order(gateway: Gateway, payer: Payer, body: bytes) -> Batch:
         input_file_id=file_id,
         output_lifetime_s=RESULTS_LIFETIME_S,
     )
-    try:
-        with too_many():
-            return await wait(batch_runner(gateway).store.order(new, own_file, lines))
-    except RateLimited:
-        await store.discard(file_id)
-        raise
+    return new, own_file
 
 
 async def _find(gateway: Gateway, payer: Payer, name: str) -> Batch:

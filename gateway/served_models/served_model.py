@@ -21,7 +21,7 @@ from gateway.conversation.reasoning import has_begun, reasoning_of, template_var
 from gateway.conversation.tokenizer import Tokenizer, TokenizerError
 from gateway.generation_request import GenerationRequest, ReasoningWish, Tool, Turn
 from model_files.context_length import context_length
-from model_files.gguf_file import GgufError
+from model_files.gguf_values import GgufError
 from model_files.model_documents import is_document, own_name, read_document, written_at
 from prompt_cache.model_digest import text_digest
 from protocol.requests import Reasoning

@@ -106,6 +106,7 @@ SCRIPT = (
     ("keys change {key} --role viewer", {"key.changed"}),
     ("keys rotate {key}", {"key.rotated"}),
     ("keys revoke {key}", {"key.revoked"}),
+    ("keys revoke {key} --leaked", {"key.revoked"}),
     ("limits set client --requests 60", {"limits.set"}),
     ("limits remove client", {"limits.removed"}),
     ("tenants suspend client", {"tenant.suspended"}),

@@ -47,7 +47,8 @@ def describe_files(settings: Settings, arguments: argparse.Namespace) -> int:
 
 
 def _description(folder: Path) -> dict[str, Any]:
-    from model_files.gguf_file import GgufError, GgufModel
+    from model_files.gguf_file import GgufModel
+    from model_files.gguf_values import GgufError
     from model_files.model_documents import gguf_of, read_document
 
     try:

@@ -22,7 +22,7 @@ from billing.exports.journal import parse_account_codes
 from billing.integrity.seal_checkpoints import write_checkpoint
 from billing.invoices.accounting.deferral import earn_lapsed_commitments
 from billing.payments.dunning.letters import load_letters
-from billing.payments.dunning.mail import MailServer
+from billing.payments.dunning.mail import MailServer, problem_of_recipient
 from billing.payments.dunning.sending import DunningWorker
 from billing.payments.inbox import PaymentInbox
 from billing.payments.jobs import PaymentJobs
@@ -270,6 +270,22 @@ def payment_jobs(admin: AdminServices, database: Database) -> list[Job]:
     return [Job("payments", 2.0, worker.run), Job("payment reconciliation", 600.0, reconcile)]
 
 
+def _only_address(admin: AdminServices) -> str:
+    """Where all mail of a sandbox goes; empty where this is none. Raises SettingError for a sandbox without it."""
+    provider, address = admin.payments, admin.settings.sandbox_mail
+    if not admin.is_sandbox and (provider is None or provider.livemode):
+        return ""
+    why = "its time is moved by hand" if admin.is_sandbox else "the key in stripe_file is one of test mode"
+    if not address:
+        raise SettingError(
+            f"sandbox_mail: this installation is a sandbox ({why}), so its reminders go to no buyer: say one address "
+            "of yours that all of them go to, or leave smtp_host empty"
+        )
+    if problem := problem_of_recipient(address):
+        raise SettingError(f"sandbox_mail: {problem}")
+    return address
+
+
 def dunning_jobs(admin: AdminServices) -> list[Job]:
     """Remind of invoices that are overdue; none without a mail server. Raises SettingError, InvalidLetter."""
     settings = admin.settings
@@ -290,7 +306,9 @@ def dunning_jobs(admin: AdminServices) -> list[Job]:
     async def name_of(tenant_id: UUID) -> str:
         return (await Directory(admin.database).tenant_names([tenant_id]))[tenant_id]
 
-    worker = DunningWorker(admin.database, server, letters, days, console=settings.console_url, names=name_of)
+    worker = DunningWorker(
+        admin.database, server, letters, days, console=settings.console_url, names=name_of, only_to=_only_address(admin)
+    )
     return [Job("reminders", 600.0, worker.run)]
 
 

@@ -478,6 +478,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     mail_from: Annotated[str, _about("sender of reminders, such as 'Billing <billing@example.com>'", SERVE, WORKER)] = (
         ""
     )
+    sandbox_mail: Annotated[
+        str,
+        _about(
+            "address that all reminders of a sandbox go to (its time is moved by hand, or its Stripe key is of test "
+            "mode); without it a sandbox with a mail server does not start",
+            *(SERVE, WORKER),
+        ),
+    ] = ""
     reminder_days: Annotated[
         str,
         _about(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import smtplib
 import ssl
+import time
 from contextlib import suppress
 from email.message import EmailMessage
 from email.utils import parseaddr
@@ -16,6 +17,8 @@ import msgspec
 from storage.reported_error import ReportedError
 
 TIMEOUT_S = 30
+HANDED_OVER_WITHIN_S = 300
+"""When a message is not handed over by then it is not any more: whoever sends it claims it for so long only."""
 _DOTS = re.compile(rb"^\.", re.MULTILINE)
 """Dots at the beginning of a line: alone it would be the end."""
 _ADDRESS = re.compile(r"[A-Za-z0-9!#$%&'*+/^_`{|}~.-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+", re.ASCII)
@@ -57,11 +60,14 @@ class MailServer(msgspec.Struct, frozen=True, kw_only=True):
     def send(self, message: EmailMessage, recipient: str) -> None:
         """Send a message to one recipient; blocks for a while. Raises MailError and MailUnknown."""
         connection: smtplib.SMTP | None = None
+        began = time.monotonic()
         try:
             connection = self._connect()
             self._prepare(connection)
             _refused_for(connection.mail(parseaddr(self.sender)[1]), "the sender")
             _refused_for(connection.rcpt(recipient), "the recipient")
+            if time.monotonic() - began > HANDED_OVER_WITHIN_S:
+                raise MailError(f"the mail server took more than {HANDED_OVER_WITHIN_S} s to begin", again=True)
             self._hand_over(connection, message)
         except smtplib.SMTPServerDisconnected as error:
             raise MailError(f"the mail server hung up: {error}", again=True) from error

@@ -8,7 +8,8 @@
     queued ──▶ canceled               it was paid meanwhile, or the tenant wants none
 
 A row is claimed (`sending`) in a transaction of its own before anything is sent. One whose worker ended then is
-`unknown`: it may have been sent, so it is not sent again by itself.
+`unknown`: it may have been sent, so it is not sent again by itself. A worker that was only slow sends nothing on a
+claim that was given up, and changes nothing of it any more, but that the reminder was sent.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ from storage.free_text import REASON, check_text
 
 ReminderState = Literal["queued", "sending", "sent", "refused", "unknown", "canceled"]
 CLAIMED_S = 900
-"""A claim older than this is of a worker that ended: sending takes a few minutes at most."""
+"""A claim older than this is of a worker that ended."""
+SENT_WITHIN_S = 450
+"""Until this age of its claim a reminder is handed to the mail server, which takes a few minutes at most."""
 _RETRY_S = 900
 _ROW, _POLICY = payment_reminder.c, reminder_policy.c
 
@@ -133,7 +136,22 @@ class Reminders:
                 return None
             values = {"state": "sending", "attempts": row.attempts + 1, "updated_at": now}
             await change_recorded(session, PAYMENT_REMINDERS, "payment_reminder.sending", row.id, values)
-            return Reminder(*row)
+            return msgspec.structs.replace(Reminder(*row), state="sending", updated_at=now)
+
+    async def may_send(self, reminder: Reminder) -> bool:
+        """Whether a claim holds for as long as sending takes. One that is too old is given back, if it still holds."""
+        async with self._database.transaction() as session:
+            if not _is_claimed(await self._lock(session, reminder), reminder):
+                return False
+            if await self._database.now_in(session) - reminder.updated_at <= SENT_WITHIN_S * 1_000_000:
+                return True
+            await self._end(session, reminder, "queued", "it was prepared too late")
+        return False
+
+    async def _lock(self, session: AsyncSession, reminder: Reminder) -> Any:
+        query = select(_ROW.state, _ROW.updated_at)
+        query = query.where(_ROW.id == reminder.id, _ROW.tenant_id == reminder.tenant_id)
+        return (await session.execute(self._database.locked(query))).one()
 
     async def give_up_claims(self) -> int:
         """Say of reminders whose worker ended while it sent them that nobody knows what became of them."""
@@ -147,9 +165,12 @@ class Reminders:
         return len(rows)
 
     async def end(self, reminder: Reminder, state: ReminderState, problem: str = "", subject: str = "") -> None:
-        """Say what became of a claimed reminder."""
+        """Say what became of a claimed reminder. When its claim was given up meanwhile, another may have sent it, or
+        may be about to: then it counts only that it was sent."""
         async with self._database.transaction() as session:
-            await self._end(session, reminder, state, problem, subject)
+            row = await self._lock(session, reminder)
+            if _is_claimed(row, reminder) or (state == "sent" and row.state in ("unknown", "queued")):
+                await self._end(session, reminder, state, problem, subject)
 
     async def _end(
         self, session: AsyncSession, reminder: Reminder, state: ReminderState, problem: str = "", subject: str = ""
@@ -182,6 +203,11 @@ class Reminders:
             values["recipient"] = await recipient_of(session, row.tenant_id)
             await change_recorded(session, PAYMENT_REMINDERS, "payment_reminder.queued", row.id, values, reason)
             return Reminder(*(await session.execute(query)).one())
+
+
+def _is_claimed(row: Any, reminder: Reminder) -> bool:
+    """Whether this very claim of a reminder still holds."""
+    return bool(row.state == "sending" and row.updated_at == reminder.updated_at)
 
 
 async def _tell(database: Database, session: AsyncSession, tenant_id: UUID, text: str, subject: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, date, datetime
 from email.message import EmailMessage
 from typing import Protocol
+from urllib.parse import quote
 from uuid import UUID
 
 import structlog
@@ -23,6 +24,7 @@ from billing.payments.dunning.reminders import Reminder, Reminders
 from billing.payments.pushing import DocumentPusher
 from storage.database.circuit_breaker import beside_the_database
 from storage.database.database import Database
+from storage.database.public_ids import public_id
 
 _AT_ONCE = 20
 _MOST_ATTEMPTS = 8
@@ -41,7 +43,8 @@ class Mailer(Protocol):
 class DunningWorker:
     """Sends reminders. Methods raise DatabaseUnavailable.
 
-    `days`: when the levels begin; `console`: the console's address, for links; `names`: how tenants are called.
+    `days`: when the levels begin; `console`: the console's address, for links; `names`: how tenants are called;
+    `only_to`: the one address that all reminders go to instead of the buyers', in a sandbox.
     """
 
     def __init__(
@@ -53,9 +56,10 @@ class DunningWorker:
         *,
         console: str,
         names: Callable[[UUID], Awaitable[str]],
+        only_to: str = "",
     ) -> None:
         self._database, self._mailer, self._letters, self._days = database, mailer, letters, days
-        self._console, self._names = console.rstrip("/"), names
+        self._console, self._names, self._only_to = console.rstrip("/"), names, only_to
         self._reminders, self._invoices = Reminders(database), Invoices(database)
         self._einvoices, self._pusher = EInvoices(database), DocumentPusher(database)
 
@@ -82,10 +86,16 @@ class DunningWorker:
             return
         document = await self._invoices.document(record)
         subject, text = self._letter(reminder).filled(await self._values(record, document))
-        message = await self._message(reminder, record, document, subject=subject, text=text)
+        recipient = self._only_to or reminder.recipient
+        if self._only_to:
+            subject = f"[sandbox, for {reminder.recipient}] {subject}"
+        message = await self._message(reminder, recipient, record, document, subject=subject, text=text)
+        if not await self._reminders.may_send(reminder):
+            log.warning("a payment reminder was prepared too late", invoice=record.number)
+            return
         try:
             with beside_the_database():
-                await asyncio.to_thread(self._mailer.send, message, reminder.recipient)
+                await asyncio.to_thread(self._mailer.send, message, recipient)
         except MailUnknown as error:
             await self._reminders.end(reminder, "unknown", str(error), subject)
         except MailError as error:
@@ -112,12 +122,15 @@ class DunningWorker:
             "left": f"{format_minor(record.left, record.currency)} {record.currency}",
             "total": f"{format_minor(record.gross, record.currency)} {record.currency}",
             "days": str((today - date.fromisoformat(record.due)).days if record.due else 0),
-            "link": f"{self._console}/console/tenants/{name}/invoices/{number}" if self._console else "",
+            # by its id: a number may have a `/`
+            "link": f"{self._console}/console/tenants/{quote(name, safe='')}/invoices/{public_id('invoice', record.id)}"
+            if self._console
+            else "",
             "payment": page or "\n".join(document.seller.payment),
         }
 
     async def _message(
-        self, reminder: Reminder, record: InvoiceRecord, document: Document, *, subject: str, text: str
+        self, reminder: Reminder, recipient: str, record: InvoiceRecord, document: Document, *, subject: str, text: str
     ) -> EmailMessage:
         settled = await self._invoices.settlements(record)
         embedded = (await self._einvoices.stored(record)).get("cii")
@@ -133,4 +146,4 @@ class DunningWorker:
             log.warning("a payment reminder goes without its PDF", invoice=record.number, cause=str(error))
         host = self._mailer.sender.rpartition("@")[2].rstrip(">")
         identity = f"<reminder-{reminder.id}@{host}>"
-        return write_message(self._mailer.sender, reminder.recipient, subject, text, identity, attached)
+        return write_message(self._mailer.sender, recipient, subject, text, identity, attached)

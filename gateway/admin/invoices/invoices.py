@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
+from urllib.parse import unquote
 from uuid import UUID
 
 from msgspec import Struct
@@ -91,12 +92,13 @@ class InvoiceDetails(InvoiceObject, frozen=True, kw_only=True):
 
 
 async def find_invoice(call: Call, reference: str, permission: Permission) -> tuple[Tenant, InvoiceRecord]:
-    """The tenant of a path and its document of this id or number; drafts only for the platform. Raises NotFound,
-    NotAllowed, DatabaseUnavailable."""
+    """The tenant of a path and its document of this id or number; drafts only for the platform. Since a `/` ends a part
+    of a path however it is encoded, a number's is written `%2F`, and that is encoded. Raises NotFound, NotAllowed,
+    DatabaseUnavailable."""
     owner = await visible_tenant(call.gateway, call.request, call.request.path_params["tenant"], permission)
     identity, invoices = prefixed_id(reference, INVOICE_PREFIX), Invoices(call.gateway.services.database)
     try:
-        record = await invoices.of_tenant(owner.id, reference if identity is None else identity)
+        record = await invoices.of_tenant(owner.id, unquote(reference) if identity is None else identity)
     except UnknownInvoice as error:
         raise NotFound(f"There is no invoice {reference[:80]!r}.") from error
     if record.state == "draft" and not sees_drafts(call):

@@ -79,6 +79,7 @@ class Rotation(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class KeyObject(Struct, frozen=True, kw_only=True):
     """A key. `id` is the part of it that may be logged. `permissions`: all that it allows. `old_secret_until`: until
     then the secret from before the last rotation is valid too; `old_secret_used_at` says when it last was used.
+    `leaked`: it was revoked since somebody else may have it, so that the batches that it ordered are stopped.
     `stands_in`: it stands for a person who asks in the console, without a key. It has no secret, and none is given to
     it."""
 
@@ -98,6 +99,7 @@ class KeyObject(Struct, frozen=True, kw_only=True):
     created_at: Instant
     expires_at: Instant | None
     revoked_at: Instant | None
+    leaked: bool
     last_used_at: Instant | None
     rotated_at: Instant | None
     old_secret_until: Instant | None
@@ -133,6 +135,7 @@ def key_object(key: ApiKey) -> KeyObject:
         kind=grant.kind,
         role=None if key.kind == "project" else grant.role,
         state="revoked" if key.revoked_at else "expired" if ended else "active",
+        leaked=bool(key.leaked),
         permissions=sorted(grant.permissions()),
         scopes=limits.permissions,
         networks=limits.networks,

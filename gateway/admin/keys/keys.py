@@ -43,6 +43,9 @@ _TOO_MUCH = {"exceeds_own_rights": 403}
 _ENDED = {**_TOO_MUCH, "wrong_state": 409}
 CREATED = {KeyCheck: 200, KeyWithSecret: 201}
 Reason: TypeAlias = Annotated[str, Meta(max_length=500), Query("Why; kept in the audit log.", example="leaked")]
+Leaked: TypeAlias = Annotated[
+    bool, Query("Whether somebody else may have it; then the batches that it ordered are stopped.", example=True)
+]
 Value = TypeVar("Value")
 
 
@@ -130,12 +133,15 @@ class KeyOperations:
         return with_secret(rotated, issued.key)
 
     @operation("DELETE", _ONE, demands("keys.write"), errors=_TOO_MUCH)
-    async def revoke_key(self, call: Call, tenant: PartOfTenant, key: str, reason: Reason = "") -> KeyObject:
-        """Revoke a key for good, everywhere within a second."""
+    async def revoke_key(
+        self, call: Call, tenant: PartOfTenant, key: str, reason: Reason = "", *, leaked: Leaked = False
+    ) -> KeyObject:
+        """Revoke a key for good, everywhere within a second. Batches that it ordered go on, unless it was leaked; this
+        may be said of a key later, too."""
         owner, row = await self._visible(call, tenant, key, "keys.write")
         if not may_end(call.principal, grant_of(row)):
             raise refusal("keys.write")
-        await self._tenancy.revoke(key, owner, reason)
+        await self._tenancy.revoke(key, owner, reason, leaked=leaked)
         return key_object(await self._tenancy.key(key, owner))
 
     async def _visible(self, call: Call, tenant: PartOfTenant, key: str, permission: Permission) -> tuple[UUID, ApiKey]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from billing.accounts.balances import Balances
+from billing.calendar import period_of
+from billing.exports.account import account_statements
 from billing.ledger.entries import Balance
 from billing.payments.errors import PaymentRefused
 from billing.usage import Usage
@@ -126,3 +128,21 @@ async def test_a_dispute_takes_money_that_is_applied_later(desk: PaymentDesk) ->
     await desk.work()
     assert [(row.moved, row.tenant_id) for row in await desk.disputes()] == [(2500, customer.id)]
     assert (await _balance(desk, customer)).prepaid == 0
+
+
+async def test_the_statement_of_account_calls_all_of_a_dispute_by_its_name(desk: PaymentDesk) -> None:
+    """Also of a second dispute, which takes what the first put back, from several grants."""
+    customer, payment, _ = await _topped_up(desk)
+    await customer.use("2026-10-03", Usage(output=10_000_000))  # 16.00 of 25.00
+    disputes = []
+    for won in (True, False):
+        disputes.append(open_dispute(desk.account, payment)["id"])
+        await desk.work()
+        close_dispute(desk.account, disputes[-1], won=won)
+        await desk.work()
+    assert [row.moved for row in await desk.disputes()] == [2500, 2500]
+    month = period_of(await desk.database.now())
+    (statement,) = await account_statements(desk.database, customer.id, month)
+    said = [(line.kind, line.text, line.amount_pico // DOLLAR) for line in statement.lines if line.kind != "usage"]
+    lines = [(kind, text, amount) for kind, text, amount in said if kind not in ("opening", "closing")]
+    assert lines == [("dispute", disputes[1], -25)], "the first took nothing in all"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import resource
 import struct
@@ -21,8 +22,9 @@ from engine.layers.linear import best_tiling
 from engine.models.registry import load_model, read_config
 from engine.weights.gguf_tensors import GgufTensors
 from gateway.served_models.served_model import ModelFolderError, load_served_model
-from model_files.gguf_file import GgufError, GgufModel
+from model_files.gguf_file import GgufModel
 from model_files.gguf_tokenizer import tokenizer_json
+from model_files.gguf_values import GgufError
 from tests.engine.conftest import write_model
 from tests.engine.gguf_files import write_gguf
 
@@ -123,6 +125,36 @@ def test_what_would_be_many_times_as_large_in_memory_is_refused(tmp_path: Path):
     experts = np.ones(((1 << 12) + 1, 1, 1), np.float16)
     with pytest.raises(ModelError, match="not that of up to 4096 experts"):
         GgufTensors(written(tmp_path / "experts.gguf", {}, {"blk.0.ffn_up_exps.weight": experts}))
+
+
+def test_two_names_of_one_weight_are_refused(tmp_path: Path):
+    one = np.ones((1, 1), np.float16)
+    for other in ("blk.00.attn_norm.weight", "blk.٠.attn_norm.weight"):
+        path = written(tmp_path / "names.gguf", {}, {"blk.0.attn_norm.weight": one, other: one})
+        with pytest.raises(ModelError, match=rf"names.gguf: tensor {other} is not known"):
+            GgufTensors(path)
+    # A part that is not known keeps its name, which may be that of another part's weight.
+    path = written(tmp_path / "names.gguf", {}, {"blk.0.attn_norm.weight": one, "blk.0.input_layernorm.weight": one})
+    with pytest.raises(
+        ModelError, match=r"tensor blk.0.(\w+).weight stands for .*input_layernorm.weight, as tensor blk"
+    ):
+        GgufTensors(path)
+
+
+def test_a_file_that_becomes_shorter_while_it_is_read_is_refused(tmp_path: Path):
+    """It is no signal that ends the process, whatever is read of it then."""
+    values = {"tokenizer.ggml.tokens": [f"token {number}" for number in range(100_000)]}
+    path = written(tmp_path / "cut.gguf", values, {"rope_freqs.weight": np.ones(1 << 16, np.float32)})
+    size = path.stat().st_size
+    with GgufModel(path) as model:
+        os.truncate(path, 4096)
+        with pytest.raises(GgufError, match=rf"cut.gguf: has become shorter than the {size} bytes"):
+            model.elements("tokenizer.ggml.tokens")
+        with pytest.raises(GgufError, match=r"cut.gguf: has become shorter"):
+            model.floats("rope_freqs.weight")
+        path.write_bytes(b"\xff" * size)
+        with pytest.raises(GgufError, match=r"cut.gguf: has changed"):
+            model.elements("tokenizer.ggml.tokens")
 
 
 def test_tokens_that_can_be_made_of_two_in_too_many_ways_are_refused(tmp_path: Path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import random
 import subprocess
 import sys
@@ -122,6 +124,35 @@ def test_weights_that_are_no_numbers_are_named(name: str, value: float, tmp_path
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(ModelError, match=rf"tensor {name}\.weight has values that are not finite"):
         load(folder)
+
+
+def test_a_file_that_becomes_shorter_while_it_is_read_is_refused(tmp_path: Path):
+    """It is no signal that ends the process."""
+    file = tmp_path / "model.safetensors"
+    save_file({"first": torch.ones(MIB), "last": torch.ones(MIB)}, file)
+    with Checkpoint(tmp_path) as checkpoint:
+        os.truncate(file, file.stat().st_size - 4096)
+        assert checkpoint.read("first").sum() == MIB
+        with pytest.raises(ModelError, match=r"model.safetensors: has become shorter"):
+            checkpoint.read("last")
+    for size in (file.stat().st_size, 100, 8, 7, 0):
+        os.truncate(file, size)
+        with pytest.raises(ModelError, match=r"model.safetensors: is not a readable safetensors file"):
+            Checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float64, torch.float8_e4m3fn]
+)
+def test_tensors_of_any_shape_are_read_as_they_were_written(tmp_path: Path, dtype: torch.dtype):
+    shapes: list[tuple[int, ...]] = [(), (0,), (3, 0), (1,), (7, 5), (2, 3, 4)]
+    written = {str(shape): (torch.arange(math.prod(shape)) % 2).view(shape).to(dtype) for shape in shapes}
+    save_file(written, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with Checkpoint(tmp_path) as checkpoint:
+        for name, tensor in written.items():
+            read = checkpoint.read(name)
+            assert (read.dtype, read.shape) == (tensor.dtype, tensor.shape)
+            assert torch.equal(read.to(torch.float64), tensor.to(torch.float64))
 
 
 def test_a_header_with_any_byte_changed_is_read_or_refused(tmp_path: Path):

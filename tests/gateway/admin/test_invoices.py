@@ -12,7 +12,9 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
+from urllib.parse import quote
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,13 +22,15 @@ from pypdf import PdfReader
 
 from billing.accounts.adjustments import adjust
 from billing.invoices.electronic.reading import read_statement
+from billing.invoices.parties.store import Parties
 from billing.money import format_pico
 from billing.prices import PriceCatalog
 from billing.usage import Usage
 from billing.verification.audit import audit_money
 from storage.database.database import Database
+from storage.database.public_ids import public_id
 from tenancy.tables import ApiKey, Project, Tenant
-from tests.billing.invoices.customers import Customer, set_clock
+from tests.billing.invoices.customers import USD, Customer, set_clock
 from tests.gateway.admin.desk import Desk, Desks
 from tests.gateway.stack import Stack
 
@@ -99,6 +103,21 @@ async def _adds_up(desk: Desk, invoice: str) -> int:
 def _check(total: Any, parts: list[Any]) -> None:
     assert sum(part["units"] for part in parts) == total["units"]
     assert sum(Decimal(part["exact"]) for part in parts) == Decimal(total["exact"])
+
+
+async def test_a_number_with_a_slash_names_its_invoice(desks: Desks, customer: Customer) -> None:
+    """The `/` is written `%2F`, which is encoded once more as any `%` of a path is."""
+    seller = msgspec.structs.replace(USD, number_format="{series}/{year}/{n}")
+    await Parties(customer.database).set_seller(seller, reason="as our books have it")
+    await customer.use("2026-10-01", Usage(uncached=10_000_000))
+    record = await customer.invoice("2026-10")
+    assert record.number is not None
+    assert record.number.count("/") == 2
+    name, owner = quote(quote(record.number, safe=""), safe=""), desks.role("owner", customer.id)
+    assert "%252F" in name
+    for path in ("", "/lines", "/verification"):
+        by_number = await owner.get(f"{C}/invoices/{name}{path}")
+        assert by_number == await owner.get(f"{C}/invoices/{public_id('invoice', record.id)}{path}")
 
 
 async def test_an_invoice_is_drafted_finalized_opened_and_paid(stack: Stack, desks: Desks, customer: Customer) -> None:

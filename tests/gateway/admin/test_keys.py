@@ -68,13 +68,21 @@ async def test_an_admin_key_manages_the_keys_of_its_tenant(stack: Stack) -> None
     assert ([key["id"] for key in listed["data"]], listed["has_more"]) == ([made["id"]], True)
     rest = await admin.ask("GET", f"{KEYS}?project=default&after={made['id']}")
     assert [key["id"] for key in rest["data"]] == [stack.public_id]
-    ended = await admin.ask("DELETE", f"{one}?reason=leaked")
-    assert ended["state"] == "revoked"
+    ended = await admin.ask("DELETE", f"{one}?reason=left")
+    assert (ended["state"], ended["leaked"]) == ("revoked", False)
     await holder.chat(401)
+    leaked = await admin.ask("DELETE", f"{one}?reason=found+in+a+log&leaked=true")
+    assert leaked == ended | {"leaked": True}, "when it was revoked stays"
+    assert await admin.ask("DELETE", f"{one}?reason=again") == leaked
     assert (await admin.error("POST", f"{one}/rotate", status=409))[0] == "wrong_state"
     recorded = await stack.rows("SELECT action, actor_means, reason FROM audit_entry WHERE action LIKE 'key.%'")
     of_admin = [(row.action, row.reason) for row in recorded if row.actor_means == "admin_key"]
-    assert of_admin == [("key.created", ""), ("key.changed", ""), ("key.revoked", "leaked")]
+    assert of_admin == [
+        ("key.created", ""),
+        ("key.changed", ""),
+        ("key.revoked", "left"),
+        ("key.revoked", "found in a log"),
+    ]
 
 
 async def test_a_key_never_gives_more_than_its_maker_has(stack: Stack) -> None:

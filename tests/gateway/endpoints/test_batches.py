@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +17,8 @@ from sqlalchemy import text
 from batch_store.running import BatchWork
 from billing.verification.audit import audit_money
 from gateway.services import GatewayOptions
+from tenancy.repositories import KeyChange
+from tenancy.rights.key_limits import key_limits
 from tests.gateway.endpoints.test_files import folder_of, foreign_key
 from tests.gateway.stack import Stack, quick_timeouts, running_stack
 
@@ -374,19 +378,78 @@ async def test_a_batch_without_money_does_not_try_all_its_lines(
             assert len(await stack.rows("SELECT 1 FROM batch_line WHERE attempt >= 1")) <= 130
 
 
-async def test_a_revoked_key_stops_its_batch(stack: Stack) -> None:
+@asynccontextmanager
+async def other_key_of(stack: Stack) -> AsyncIterator[Any]:
+    """A client with another key of the project."""
+    async with stack.openai((await stack.tenancy.create_key(stack.tenant.id, stack.project.id)).key) as client:
+        yield client
+
+
+async def begun_batch(stack: Stack) -> Any:
+    """A batch of the stack's key of which some lines are answered."""
     stack.say(SAID, queued=0.3)
     async with stack.openai() as client:
         batch = await order(client, jsonl(*(chat_line(f"{n}") for n in range(150))))
         await until_progress(client, batch.id, 1)
-        other = (await stack.tenancy.create_key(stack.tenant.id, stack.project.id)).key
-        await stack.tenancy.revoke(stack.public_id, stack.tenant.id)
-    async with stack.openai(other) as client:
+    return batch
+
+
+@pytest.mark.parametrize("before", [True, False])
+async def test_a_leaked_key_stops_its_batch(stack: Stack, *, before: bool) -> None:
+    """Also when it turns out to be leaked after it was revoked."""
+    batch = await begun_batch(stack)
+    async with other_key_of(stack) as client:
+        if before:
+            await stack.tenancy.revoke(stack.public_id, stack.tenant.id)
+        await stack.tenancy.revoke(stack.public_id, stack.tenant.id, leaked=True)
         ended = await until_ended(client, batch.id)
-        assert (ended.status, ended.errors.data[0].code) == ("cancelled", "api_key_revoked")
+        assert (ended.status, ended.errors.data[0].code) == ("cancelled", "api_key_leaked")
         well, left = await results(client, ended.output_file_id), await results(client, ended.error_file_id)
         assert {*well, *left} == {f"{n}" for n in range(150)}
         assert left
+
+
+async def test_a_batch_of_a_revoked_key_goes_on_and_says_so(stack: Stack) -> None:
+    batch = await begun_batch(stack)
+    async with other_key_of(stack) as client:
+        await stack.tenancy.revoke(stack.public_id, stack.tenant.id)
+        ended = await until_ended(client, batch.id)
+        assert (ended.status, ended.request_counts.completed) == ("completed", 150)
+        assert [one.code for one in ended.errors.data] == ["api_key_revoked"]
+
+
+async def test_lines_ask_with_what_the_key_may_do_then(stack: Stack) -> None:
+    batch = await begun_batch(stack)
+    async with other_key_of(stack) as client:
+        change = KeyChange(limits=key_limits(scopes=["models.read"]))
+        await stack.tenancy.change_key(stack.public_id, change, stack.tenant.id)
+        ended = await until_ended(client, batch.id)
+        assert (ended.status, ended.errors) == ("completed", None)
+        well, refused = await results(client, ended.output_file_id), await results(client, ended.error_file_id)
+        assert {*well, *refused} == {f"{n}" for n in range(150)}
+        assert {line["response"]["status_code"] for line in refused.values()} == {403}
+
+
+async def test_lines_ask_for_what_the_key_may_ask_for_then(stack: Stack) -> None:
+    batch = await begun_batch(stack)
+    async with other_key_of(stack) as client:
+        change = KeyChange(limits=key_limits(models=["another"]))
+        await stack.tenancy.change_key(stack.public_id, change, stack.tenant.id)
+        ended = await until_ended(client, batch.id)
+        refused = await results(client, ended.error_file_id)
+        assert {line["response"]["body"]["error"]["code"] for line in refused.values()} == {"model_not_allowed"}
+
+
+async def test_a_batch_stops_when_its_project_keeps_nothing_any_more(stack: Stack) -> None:
+    batch = await begun_batch(stack)
+    await stack.gateway.response_keeper.policies.set(stack.tenant.id, stack.project.id, retention_s=0)
+    async with stack.openai() as client:
+        ended = await until_ended(client, batch.id)
+        assert (ended.status, ended.errors.data[0].code) == ("cancelled", "content_not_kept")
+        well, left = await results(client, ended.output_file_id), await results(client, ended.error_file_id)
+        assert {*well, *left} == {f"{n}" for n in range(150)}
+        assert left
+    await stack.settled(len(well))
 
 
 async def test_the_end_is_told_by_a_webhook(stack: Stack) -> None:

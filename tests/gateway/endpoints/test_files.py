@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from openai import BadRequestError, NotFoundError
 from sqlalchemy import text
 
 from file_store.sealed_content import PIECE
-from file_store.store import STRAY_S
+from file_store.store import STRAY_S, QuotaExceeded
 from gateway.services import GatewayOptions
 from tests.gateway.stack import Stack, quick_timeouts, running_stack
 
@@ -186,6 +188,99 @@ async def test_a_project_keeps_so_many_bytes(stocked_sqlite_url: str, tmp_path: 
             assert len(blobs(tmp_path)) == 1
             await client.files.delete(first.id)
             await client.files.create(file=("b", b"x" * 3000), purpose="user_data")
+
+
+def _form(content: bytes) -> tuple[bytes, bytes]:
+    """A form with this file in two parts: up to the file's half, and the rest."""
+    begin = b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nuser_data\r\n'
+    begin += b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    half = len(content) // 2
+    return begin + content[:half], content[half:] + b"\r\n--x--\r\n"
+
+
+async def _upload_in_parts(stack: Stack, content: bytes, go_on: asyncio.Event, *, announced: bool) -> int:
+    first, second = _form(content)
+
+    async def body() -> AsyncIterator[bytes]:
+        yield first
+        await go_on.wait()
+        yield second
+
+    headers = {"authorization": f"Bearer {stack.key}", "content-type": "multipart/form-data; boundary=x"}
+    if announced:
+        headers["content-length"] = str(len(first) + len(second))
+    return (await stack.http.post("/v1/files", content=body(), headers=headers)).status_code
+
+
+async def _rooms(stack: Stack) -> list[int]:
+    return [row[0] for row in await stack.rows("SELECT bytes FROM file_reservation")]
+
+
+@pytest.mark.parametrize("announced", [True, False])
+async def test_uploads_at_once_do_not_pass_the_quota(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path, *, announced: bool
+) -> None:
+    """What is on its way counts before its content has come, and no longer when it does not come."""
+    options = GatewayOptions(timeouts=quick_timeouts(), file_quota=3000)
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options) as stack, stack.openai() as c:
+        go_on = asyncio.Event()
+        first = asyncio.create_task(_upload_in_parts(stack, b"x" * 2000, go_on, announced=announced))
+        while not await _rooms(stack):  # noqa: ASYNC110  # a row
+            await asyncio.sleep(0.01)
+        with pytest.raises(BadRequestError) as refused:
+            await c.files.create(file=("b", b"x" * 2000), purpose="user_data")
+        assert refused.value.code == "storage_exceeded"
+        go_on.set()
+        assert await first == 200
+        assert await _rooms(stack) == []
+        await c.files.create(file=("c", b"x" * 1000), purpose="user_data")
+
+
+async def test_an_upload_that_comes_to_no_end_gives_its_room_back(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
+) -> None:
+    options = GatewayOptions(timeouts=quick_timeouts(), file_quota=3000)
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options) as stack, stack.openai() as c:
+        left = asyncio.create_task(_upload_in_parts(stack, b"x" * 2000, asyncio.Event(), announced=True))
+        while not await _rooms(stack):  # noqa: ASYNC110  # a row
+            await asyncio.sleep(0.01)
+        left.cancel()
+        while await _rooms(stack):  # noqa: ASYNC110  # a row
+            await asyncio.sleep(0.01)
+        assert blobs(tmp_path) == []
+        await c.files.create(file=("b", b"x" * 3000), purpose="user_data")
+
+
+async def test_room_for_a_file_ends_when_its_gateway_died(stack: Stack) -> None:
+    files = stack.gateway.files
+    assert files is not None
+    await files.reserve(stack.tenant.id, stack.project.id, files.quota)
+    with pytest.raises(QuotaExceeded):
+        await files.reserve(stack.tenant.id, stack.project.id, 1, 1)
+    async with stack.database.transaction() as session:
+        await session.execute(text("UPDATE file_reservation SET until = 1"))
+    await files.reserve(stack.tenant.id, stack.project.id, 1, 1)
+    assert sorted(await _rooms(stack)) == [1, files.quota]
+    await files.forget()
+    assert await _rooms(stack) == [1]
+
+
+async def test_a_file_far_beyond_the_quota_is_refused_before_it_comes(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
+) -> None:
+    options = GatewayOptions(timeouts=quick_timeouts(), file_quota=3000)
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options) as stack:
+        url = stack.http.base_url
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        headers = (
+            f"POST /v1/files HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {stack.key}\r\n"
+            "content-type: multipart/form-data; boundary=x\r\ncontent-length: 1000000\r\n\r\n"
+        )
+        writer.write(headers.encode())
+        async with asyncio.timeout(10):
+            assert b" 400 " in await reader.readline()
+        writer.close()
+        assert blobs(tmp_path) == []
 
 
 async def test_a_project_keeps_so_many_files(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:

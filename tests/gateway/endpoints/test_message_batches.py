@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 from anthropic import AnthropicError, BadRequestError, NotFoundError
 
 from gateway.batches import message_requests
+from gateway.services import GatewayOptions
 from tests.gateway.endpoints.test_files import foreign_key
-from tests.gateway.stack import Stack
+from tests.gateway.stack import Stack, quick_timeouts, running_stack
 
 SAID = "The quick brown fox."
 
@@ -157,3 +159,22 @@ async def test_batches_are_listed_in_pages(stack: Stack) -> None:
         assert ([one.id for one in page.data], page.has_more) == (newest_first[1:3], True)
         for name in made:
             await until_ended(client, name)
+
+
+async def test_batches_at_once_do_not_pass_the_quota(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
+) -> None:
+    options = GatewayOptions(timeouts=quick_timeouts(), file_quota=25_000)
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options) as stack:
+        stack.say(SAID)
+        async with stack.anthropic() as client:
+            order = [request("a", messages=[{"role": "user", "content": "x" * 10_000}])]
+            made = await asyncio.gather(
+                *(client.messages.batches.create(requests=order) for _ in range(8)), return_exceptions=True
+            )
+            assert sum(not isinstance(one, BaseException) for one in made) == 2
+            refused = [one for one in made if isinstance(one, BaseException)]
+            assert all(isinstance(one, BadRequestError) and "as many files or bytes" in str(one) for one in refused)
+        ((inputs,),) = await stack.rows("SELECT sum(bytes) FROM stored_file WHERE purpose = 'message_batch'")
+        assert 20_000 < inputs <= 25_000
+        assert await stack.rows("SELECT 1 FROM file_reservation") == []

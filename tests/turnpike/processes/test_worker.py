@@ -6,15 +6,17 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 import structlog
 from sqlalchemy import text
 
+from billing.periods.sandbox_clock import begin_clock
 from storage.database.database import JOB_STATEMENT_S, STATEMENT_S, DatabaseUnavailable, StatementTimeout
 from turnpike.admin_services import open_admin_services
-from turnpike.processes.worker import Job, Outage, job_database, repeat_jobs
+from turnpike.processes.worker import Job, Outage, dunning_jobs, job_database, repeat_jobs
 from turnpike.settings import secrets
-from turnpike.settings.settings import Settings
+from turnpike.settings.settings import SettingError, Settings
 
 
 async def test_a_database_that_is_away_is_one_line_and_its_return_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,3 +84,39 @@ async def test_long_jobs_have_a_bound_of_their_own_and_requests_keep_the_short_o
             async with used.reading() as session:
                 bounds.append(await session.scalar(bound))
     assert bounds == [STATEMENT_S, JOB_STATEMENT_S] == [60, 3600]
+
+
+def _stripe_file(folder: Path, key: str) -> str:
+    path = folder / "stripe.json"
+    credentials = {"account": "acct_1", "key": key, "webhook_secrets": ["whsec_12345678"]}
+    path.write_bytes(msgspec.json.encode(credentials | {"return_url": "https://console.example/"}))
+    path.chmod(0o600)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "clock", "address", "problem"),
+    [
+        ("rk_test_12345678", False, "", "stripe_file is one of test mode"),
+        ("", True, "", "its time is moved by hand"),
+        ("", True, "nobody", "sandbox_mail: nobody is no address"),
+        ("rk_test_12345678", False, "us@seller.example", ""),
+        ("", True, "us@seller.example", ""),
+        ("rk_live_12345678", False, "", ""),
+        ("", False, "", ""),
+    ],
+)
+async def test_a_sandbox_sends_no_reminder_but_to_one_address(
+    tmp_path: Path, key: str, clock: bool, address: str, problem: str
+) -> None:
+    mail = {"smtp_host": "mail.seller.example", "mail_from": "billing@seller.example", "sandbox_mail": address}
+    settings = Settings(data_dir=str(tmp_path), stripe_file=_stripe_file(tmp_path, key) if key else "", **mail)
+    if clock:
+        async with open_admin_services(settings, "always") as admin:
+            await begin_clock(admin.database)
+    async with open_admin_services(settings, "always") as admin:
+        if problem:
+            with pytest.raises(SettingError, match=problem):
+                dunning_jobs(admin)
+        else:
+            assert [job.name for job in dunning_jobs(admin)] == ["reminders"]

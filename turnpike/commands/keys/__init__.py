@@ -40,6 +40,8 @@ def add_arguments(parser: CommandParser) -> None:
     for action in (change, rotate, revoke):
         action.add_argument("key", help="its public id, the part after tp_live_ (the whole key works too)")
         action.add_argument("--reason", default="", help="why; kept in the audit log")
+    text = "somebody else may have it: stop the batches that it ordered, which go on otherwise"
+    revoke.add_argument("--leaked", action="store_true", help=text)
     change.add_argument("--name", help="what the key is for")
     change.add_argument("--role", choices=ROLES, help="of an admin or operator key")
     for action in (create, change):

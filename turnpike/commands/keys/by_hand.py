@@ -12,7 +12,7 @@ import msgspec
 
 from turnpike.command_context import admin_command
 from turnpike.command_line import CommandError
-from turnpike.commands.keys.typed import LIMITS, check_kind, listed, public_id, when
+from turnpike.commands.keys.typed import BATCHES, LIMITS, check_kind, listed, public_id, when
 from turnpike.operator_identity import (
     approvals_are_on,
     check_appointment,
@@ -151,8 +151,10 @@ async def revoke_key(admin: AdminServices, arguments: argparse.Namespace) -> Non
         found = await admin.tenancy.key(key_id)
         print(f"would revoke {key_id} ({found.kind}, {found.name or 'without a name'})")
         return
-    at_once = await admin.tenancy.revoke(key_id, reason=arguments.reason, guard=guard)
-    print(f"revoked {key_id}" + ("" if at_once else "; Redis is away, so within 30 s"))
+    leaked: bool = arguments.leaked
+    at_once = await admin.tenancy.revoke(key_id, reason=arguments.reason, guard=guard, leaked=leaked)
+    when = "" if at_once else "; Redis is away, so within 30 s"
+    print(f"revoked {key_id}{when}{'' if leaked else BATCHES}")
 
 
 async def _check_operators_of(

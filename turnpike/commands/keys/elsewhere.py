@@ -10,7 +10,7 @@ from typing import Any
 from turnpike.api.actions import Object, print_json, print_objects
 from turnpike.api.client import NULL, Api, ApiError
 from turnpike.command_line import CommandError
-from turnpike.commands.keys.typed import LIMITS, NO_LIMIT, check_kind, listed, public_id, when
+from turnpike.commands.keys.typed import BATCHES, LIMITS, NO_LIMIT, check_kind, listed, public_id, when
 
 
 async def create_key(api: Api, parsed: argparse.Namespace) -> None:
@@ -70,7 +70,8 @@ async def rotate_key(api: Api, parsed: argparse.Namespace) -> None:
 async def revoke_key(api: Api, parsed: argparse.Namespace) -> None:
     """`turnpike keys revoke KEY`."""
     _check_no_dry_run(parsed)
-    _show(parsed, await _call(api, "revoke", parsed), "revoked {id}")
+    fields = {"leaked": True} if parsed.leaked else {}
+    _show(parsed, await _call(api, "revoke", parsed, **fields), f"revoked {{id}}{'' if parsed.leaked else BATCHES}")
 
 
 async def _call(api: Api, verb: str, parsed: argparse.Namespace, **fields: Any) -> Object:
@@ -85,6 +86,7 @@ async def _call(api: Api, verb: str, parsed: argparse.Namespace, **fields: Any) 
         else:
             changed: Object = await api.call(f"{verb}_key", tenant=tenant["id"], key=key, reason=reason, **fields)
             return changed
+    fields.pop("leaked", None)  # operators order no batches
     operators: Object = await api.call(f"{verb}_operator_key", key=key, reason=reason, **fields)
     return operators
 

@@ -12,6 +12,8 @@ _DURATION = re.compile(r"(\d{1,6})([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 LIMITS = ("scopes", "networks", "models", "lanes")
 NO_LIMIT = "none"
+BATCHES = "; batches that it ordered go on (--leaked stops them)"
+"""What is said of a key that was revoked and not leaked."""
 
 
 def check_kind(arguments: argparse.Namespace) -> None:

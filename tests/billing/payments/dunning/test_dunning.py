@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import date
 from pathlib import Path
 from uuid import UUID
@@ -19,7 +19,7 @@ from billing.invoices.store import InvoiceRecord
 from billing.payments.dunning.due import find_due, parse_days
 from billing.payments.dunning.letters import InvalidLetter, Letter, load_letters, write_message
 from billing.payments.dunning.mail import MailError, MailServer
-from billing.payments.dunning.reminders import CLAIMED_S, Reminder, Reminders
+from billing.payments.dunning.reminders import CLAIMED_S, SENT_WITHIN_S, Reminder, Reminders, ReminderState
 from billing.payments.dunning.sending import DunningWorker
 from billing.payments.tasks import FinanceTasks
 from billing.tables.payments import payment_reminder
@@ -27,6 +27,7 @@ from billing.usage import Usage
 from billing.verification.audit import audit_money
 from storage.database.base import Count
 from storage.database.database import Database
+from storage.database.public_ids import public_id
 from tests.billing.invoices.customers import Customer
 from tests.billing.invoices.documents import BUYER
 from tests.billing.payments.dunning.mail_sink import MailSink
@@ -49,21 +50,27 @@ class Desk:
     ) -> None:
         self.database, self.customer, self.record = database, customer, record
         self.reminders = Reminders(database)
-        server = MailServer(
+        self.letters = letters
+        self.server = MailServer(
             host="127.0.0.1", port=sink.port, encryption="none", sender="Billing <billing@seller.example>"
         )
-        self.worker = DunningWorker(
-            database, server, letters, DAYS, console="https://console.example/", names=self._name
-        )
+        self.worker = self.other_worker()
+
+    def other_worker(self, names: Callable[[UUID], Awaitable[str]] | None = None, only_to: str = "") -> DunningWorker:
+        """Another worker. `names` is asked when a reminder is claimed and not sent yet."""
+        return DunningWorker(
+            self.database, self.server, self.letters, DAYS,
+            console="https://console.example/", names=names or self._name, only_to=only_to,
+        )  # fmt: skip
 
     async def _name(self, _: UUID) -> str:
         return "acme"
 
-    async def be_overdue(self, days: int) -> None:
-        """Let it be so many days after the invoice's due date."""
+    async def be_overdue(self, days: int, later_s: int = 0) -> None:
+        """Let it be so many days after the invoice's due date, and so many seconds."""
         assert self.record.due is not None
         day = date.fromisoformat(self.record.due).toordinal() - date(1970, 1, 1).toordinal() + days
-        self.database.clock = literal(day * DAY_US, Count())
+        self.database.clock = literal(day * DAY_US + later_s * 1_000_000, Count())
 
     async def work(self) -> list[Reminder]:
         """Send what is due, without waiting for another try; all reminders, the oldest first."""
@@ -102,7 +109,8 @@ async def test_each_level_is_sent_once_with_the_pdf(desk: Desk, sink: MailSink) 
     )  # fmt: skip
     body = message.get_body(("plain",))
     assert body is not None
-    assert f"https://console.example/console/tenants/acme/invoices/{desk.record.number}" in body.get_content()
+    link = f"https://console.example/console/tenants/acme/invoices/{public_id('invoice', desk.record.id)}"
+    assert link in body.get_content().split(), "a number may have a /, which ends a part of a path"
     (attached,) = message.iter_attachments()
     assert attached.get_filename() == f"{desk.record.number}.pdf"
     assert attached.get_payload(decode=True)[:5] == b"%PDF-"  # type: ignore[index]
@@ -233,6 +241,85 @@ async def test_a_worker_that_ends_while_it_sends_leaves_a_task_and_no_second_mes
         await session.execute(update(payment_reminder).values(updated_at=before))
     assert [one.state for one in await desk.work()] == ["unknown"]
     assert sink.messages == []
+
+
+async def _give_up_claim(desk: Desk) -> Reminder:
+    """Let the claim be so old that another worker gives it up."""
+    async with desk.database.transaction() as session:
+        before = payment_reminder.c.updated_at - (CLAIMED_S + 1) * 1_000_000
+        await session.execute(update(payment_reminder).values(updated_at=before))
+    assert await desk.reminders.give_up_claims() == 1
+    (row,) = await desk.reminders.list(limit=10)
+    return row
+
+
+@pytest.mark.both_databases
+async def test_a_worker_that_is_late_sends_nothing_on_a_claim_that_was_given_up(desk: Desk, sink: MailSink) -> None:
+    async def late(_: UUID) -> str:
+        await _give_up_claim(desk)
+        return "acme"
+
+    await desk.be_overdue(5)
+    await desk.reminders.queue_due(DAYS)
+    await desk.other_worker(late).run()
+    (row,) = await desk.reminders.list(limit=10)
+    assert (row.state, sink.messages) == ("unknown", [])
+    await desk.reminders.send_again(row.id, "it did not come")
+    assert [one.state for one in await desk.work()] == ["sent"]
+    assert len(sink.messages) == 1
+
+
+async def test_a_claim_that_is_nearly_over_is_given_back(desk: Desk, sink: MailSink) -> None:
+    async def late(_: UUID) -> str:
+        await desk.be_overdue(5, later_s=SENT_WITHIN_S + 1)
+        return "acme"
+
+    await desk.be_overdue(5)
+    await desk.reminders.queue_due(DAYS)
+    await desk.other_worker(late).run()
+    (row,) = await desk.reminders.list(limit=10)
+    assert (row.state, sink.messages) == ("queued", [])
+    assert [one.state for one in await desk.work()] == ["sent"]
+
+
+@pytest.mark.parametrize("state", ["queued", "refused", "unknown", "canceled"])
+async def test_what_a_late_worker_says_lets_nothing_be_sent_twice(
+    desk: Desk, sink: MailSink, state: ReminderState
+) -> None:
+    await desk.be_overdue(5)
+    await desk.reminders.queue_due(DAYS)
+    claimed = await desk.reminders.claim()
+    assert claimed is not None
+    row = await _give_up_claim(desk)
+    await desk.reminders.send_again(row.id, "it did not come")
+    assert [one.state for one in await desk.work()] == ["sent"]
+    await desk.reminders.end(claimed, state, "the mail server hung up")
+    assert [one.state for one in await desk.work()] == ["sent"]
+    assert len(sink.messages) == 1
+
+
+async def test_that_it_was_sent_is_known_though_late(desk: Desk, sink: MailSink) -> None:
+    await desk.be_overdue(5)
+    await desk.reminders.queue_due(DAYS)
+    claimed = await desk.reminders.claim()
+    assert claimed is not None
+    row = await _give_up_claim(desk)
+    await desk.reminders.send_again(row.id, "it did not come")
+    await desk.reminders.end(claimed, "sent")
+    assert [one.state for one in await desk.work()] == ["sent"]
+    assert sink.messages == []
+
+
+async def test_a_sandbox_reminds_one_address(database: Database, sink: MailSink) -> None:
+    desk = await _desk(database, sink, email="ap@acme.example")
+    await desk.be_overdue(5)
+    await desk.reminders.queue_due(DAYS)
+    await desk.other_worker(only_to="us@seller.example").run()
+    ((recipient, message),) = sink.messages
+    assert (recipient, message["To"]) == ("us@seller.example", "us@seller.example")
+    assert message["Subject"].startswith("[sandbox, for ap@acme.example] Reminder")
+    (row,) = await desk.reminders.list(limit=10)
+    assert (row.state, row.subject) == ("sent", message["Subject"])
 
 
 def test_days_and_letters_that_cannot_be_are_refused(tmp_path: Path) -> None:

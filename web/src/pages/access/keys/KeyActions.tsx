@@ -1,5 +1,5 @@
 /** Changing, rotating and revoking a key of a tenant or of an operator. */
-import { Button, NativeSelect, Text } from '@mantine/core';
+import { Button, Checkbox, NativeSelect, Stack, Text } from '@mantine/core';
 import { useMutation, useQueryClient } from '@tanstack/react-query';
 import { useState } from 'react';
 
@@ -115,9 +115,11 @@ function Rotate({ apiKey, tenant, done }: KeyActionsProps & { done: () => void }
 }
 
 function Revoke({ apiKey, tenant, opened, close }: KeyActionsProps & { opened: boolean; close: () => void }) {
+  const [leaked, setLeaked] = useState(false);
   const refresh = useRefreshed();
+  const query = leaked ? { leaked } : {};
   const revoke = useMutation({
-    mutationFn: () => api.DELETE(keyPath(tenant), { params: keyParams(tenant, apiKey.id) }),
+    mutationFn: () => api.DELETE(keyPath(tenant), { params: { ...keyParams(tenant, apiKey.id), query } }),
     onSuccess: async () => {
       await refresh();
       close();
@@ -134,7 +136,17 @@ function Revoke({ apiKey, tenant, opened, close }: KeyActionsProps & { opened: b
       error={revoke.error}
       confirm={() => revoke.mutate()}
     >
-      Within a second no gateway accepts it any more, and nothing makes it valid again.
+      <Stack>
+        <div>Within a second no gateway accepts it any more, and nothing makes it valid again.</div>
+        {apiKey.kind === 'project' && (
+          <Checkbox
+            label="Somebody else may have it: stop its batches too"
+            description="Batches that it ordered go on otherwise."
+            checked={leaked}
+            onChange={(event) => setLeaked(event.currentTarget.checked)}
+          />
+        )}
+      </Stack>
     </Confirm>
   );
 }

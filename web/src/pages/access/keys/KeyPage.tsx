@@ -113,7 +113,15 @@ function KeyDetails({ apiKey, tenant, tenantId }: KeyProps) {
             </span>
           ),
         ],
-        ['Revoked', apiKey.revoked_at !== null && <Instant key="revoked" at={apiKey.revoked_at} />],
+        [
+          'Revoked',
+          apiKey.revoked_at !== null && (
+            <span key="revoked">
+              <Instant at={apiKey.revoked_at} />
+              {apiKey.leaked && ', as leaked'}
+            </span>
+          ),
+        ],
         ['Cost this month', costs !== undefined && <Cost key="cost" cost={costs.get(apiKey.id)} />],
         [
           'See',

@@ -42,7 +42,8 @@ function What({ line, tenant }: { line: Line; tenant: string }) {
   }
   if ((line.kind === 'invoice' || line.kind === 'return') && line.memo !== '') {
     return (
-      <WordLink to="/tenants/$tenant/invoices/$invoice" params={{ tenant, invoice: line.memo }}>
+      // a `/` of the number would end the part of the path
+      <WordLink to="/tenants/$tenant/invoices/$invoice" params={{ tenant, invoice: encodeURIComponent(line.memo) }}>
         {words}
       </WordLink>
     );
