@@ -39,7 +39,7 @@ MOST_BYTES = 512 * 1024 * 1024
 MOST_BATCH_BYTES = 200 * 1024 * 1024
 """Bytes of a file, and of one that is the input of a batch."""
 LEAST_LIFETIME_S, LONGEST_LIFETIME_S = 3600, 2_592_000
-_BATCH_LIFETIME_S = 30 * 86_400
+BATCH_LIFETIME_S = 30 * 86_400
 _LONGEST_NAME = 255
 _UNUSABLE = re.compile(r"[\x00-\x1f\x7f]")
 _SECOND = 1_000_000
@@ -276,7 +276,7 @@ def _new_file(id_: UUID, payer: Payer, form: Form, size: int) -> NewFile:
     if purpose == "batch" and size > MOST_BATCH_BYTES:
         raise BodyTooLarge(f"The input of a batch may have at most {MOST_BATCH_BYTES} bytes.")
     anchor, seconds = texts.pop("expires_after[anchor]", None), texts.pop("expires_after[seconds]", None)
-    lifetime = _BATCH_LIFETIME_S if purpose == "batch" else None
+    lifetime = BATCH_LIFETIME_S if purpose == "batch" else None
     if anchor is not None or seconds is not None:
         digits = seconds is not None and seconds.isascii() and seconds.isdigit() and len(seconds) < _DIGITS
         lifetime = lifetime_of(anchor, int(seconds) if digits and seconds is not None else None, "expires_after")
@@ -287,7 +287,7 @@ def _new_file(id_: UUID, payer: Payer, form: Form, size: int) -> NewFile:
         tenant_id=payer.tenant_id,
         project_id=payer.project_id,
         purpose="batch" if purpose == "batch" else "user_data",
-        filename=_plain_name(form.filename),
+        filename=plain_name(form.filename),
         bytes=size,
         lifetime_s=lifetime,
     )
@@ -296,7 +296,7 @@ def _new_file(id_: UUID, payer: Payer, form: Form, size: int) -> NewFile:
 _DIGITS = 12
 
 
-def _plain_name(name: str) -> str:
+def plain_name(name: str) -> str:
     """The last part of a name that may have been a path, without what no name has."""
     last = re.split(r"[/\\]", _UNUSABLE.sub("", name))[-1].strip()
     return last[:_LONGEST_NAME] if last not in ("", ".", "..") else "file"
