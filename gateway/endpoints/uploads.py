@@ -41,6 +41,7 @@ from file_store.uploads import (
 from gateway.admission.prepared_request import Payer
 from gateway.endpoints.files import (
     BATCH_LIFETIME_S,
+    MIME_TYPE,
     MOST_BATCH_BYTES,
     MOST_BYTES,
     FileObject,
@@ -66,7 +67,6 @@ from storage.database.public_ids import prefixed_id, public_id
 _BUSY_S, _JOINED_S = 30.0, 2.0
 _SECOND = 1_000_000
 _LONGEST_NAME = 4096
-_MIME_TYPE = re.compile(r"[\x21-\x7e]{1,127}")
 _MD5 = re.compile(r"[0-9a-fA-F]{32}")
 _ID = "upload_01934f6e0d2a7b3c8e51a9c4d7f60b12"
 _PART = "part_01934f6e0d2a7b3c8e51a9c4d7f60b12"
@@ -266,7 +266,7 @@ async def _check_keeps(gateway: Gateway, payer: Payer) -> None:
 def _checked(payer: Payer, body: NewUploadBody) -> NewUpload:
     if body.purpose not in ("batch", "user_data"):
         raise InvalidField("$.purpose", "it must be batch or user_data")
-    if not _MIME_TYPE.fullmatch(body.mime_type):
+    if not MIME_TYPE.fullmatch(body.mime_type):
         raise InvalidField("$.mime_type", "it must be a media type such as application/jsonl")
     most = MOST_BATCH_BYTES if body.purpose == "batch" else MOST_BYTES
     if body.bytes > most:
