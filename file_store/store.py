@@ -6,7 +6,7 @@ opens no more, and is swept away with its row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal, TypeAlias
 from uuid import UUID
 
@@ -139,17 +139,18 @@ class FileStore:
         own = (_OF.id == id_, _OF.tenant_id == tenant_id, _OF.project_id == project_id, _OF.expires_at < until)
         await session.execute(update(stored_file).where(*own).values(expires_at=until))
 
-    async def get(self, tenant_id: UUID, project_id: UUID, id_: UUID) -> StoredFile | None:
-        """A project's file. Raises ScopeKeyUnreadable, DatabaseUnavailable."""
-        query = select(stored_file).where(_OF.id == id_, _OF.tenant_id == tenant_id, _OF.project_id == project_id)
+    async def get(self, tenant_id: UUID, project_id: UUID | None, id_: UUID) -> StoredFile | None:
+        """A file of a project, or without one of the tenant. Raises ScopeKeyUnreadable, DatabaseUnavailable."""
+        query = select(stored_file).where(_OF.id == id_, _OF.tenant_id == tenant_id, self._alive())
+        query = query if project_id is None else query.where(_OF.project_id == project_id)
         async with self.database.reading() as session:
-            row = (await session.execute(query.where(self._alive()))).one_or_none()
-        return None if row is None else _opened(row, await self.seal_of(tenant_id, project_id))
+            row = (await session.execute(query)).one_or_none()
+        return None if row is None else _opened(row, await self.seal_of(tenant_id, row.project_id))
 
     async def page(
         self,
         tenant_id: UUID,
-        project_id: UUID,
+        projects: UUID | Collection[UUID] | None,
         *,
         limit: int,
         after: UUID | None = None,
@@ -157,9 +158,11 @@ class FileStore:
         ascending: bool = False,
         ids: Sequence[UUID] | None = None,
     ) -> list[StoredFile]:
-        """A project's files but for hidden ones, the newest first or last, that follow `after`. `ids`: only these.
-        Raises ScopeKeyUnreadable, DatabaseUnavailable."""
-        query = select(stored_file).where(_OF.tenant_id == tenant_id, _OF.project_id == project_id, self._alive())
+        """The files of these projects, or of all of the tenant, but for hidden ones, the newest first or last, that
+        follow `after`. `ids`: only these. Raises ScopeKeyUnreadable, DatabaseUnavailable."""
+        query = select(stored_file).where(_OF.tenant_id == tenant_id, self._alive())
+        if projects is not None:
+            query = query.where(_OF.project_id.in_([projects] if isinstance(projects, UUID) else projects))
         query = query.where(_OF.purpose != HIDDEN if purpose is None else _OF.purpose == purpose)
         if ids is not None:
             query = query.where(one_of(self.database, _OF.id, ids))
@@ -168,8 +171,8 @@ class FileStore:
         async with self.database.reading() as session:
             order = _OF.id if ascending else _OF.id.desc()
             rows = (await session.execute(query.order_by(order).limit(limit))).all()
-        seal = await self.seal_of(tenant_id, project_id)
-        return [found for row in rows if (found := _opened(row, seal)) is not None]
+        seals = {of: await self.seal_of(tenant_id, of) for of in {row.project_id for row in rows}}
+        return [found for row in rows if (found := _opened(row, seals[row.project_id])) is not None]
 
     async def content(self, file: StoredFile) -> ContentReader:
         """What reads a file's content. Raises ScopeKeyUnreadable, DatabaseUnavailable."""
@@ -178,6 +181,12 @@ class FileStore:
     async def reader(self, tenant_id: UUID, project_id: UUID, id_: UUID, size: int) -> ContentReader:
         """What reads the content of this id, of a project's. Raises ScopeKeyUnreadable, DatabaseUnavailable."""
         return ContentReader(id_, size, await self.seal_of(tenant_id, project_id), self._blobs)
+
+    async def record_reading(self, of: StoredFile) -> None:
+        """Record that somebody of the tenant reads a file's content. Raises DatabaseUnavailable."""
+        async with self.database.transaction() as session:
+            await record_change(session, "file.read", target="file", target_id=public_id("file", of.id),
+                                tenant_id=of.tenant_id, project_id=of.project_id)  # fmt: skip
 
     async def delete(self, tenant_id: UUID, project_id: UUID, id_: UUID) -> bool:
         """Delete a project's file; False if there is none. Raises DatabaseUnavailable, OSError."""

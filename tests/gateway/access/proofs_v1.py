@@ -101,6 +101,16 @@ async def a_batch(world: World, place: Place) -> str:
     return str(answer.json()["id"])
 
 
+async def an_ended_batch(world: World, place: Place) -> str:
+    """The id of a new batch of the place that has ended."""
+    name = await a_batch(world, place)
+    while True:
+        answer = await world.call("GET", f"/v1/batches/{name}", bearer(place.keys["project_key"]))
+        if answer.json()["status"] == "completed":
+            return name
+        await asyncio.sleep(0.05)
+
+
 async def a_message_batch(world: World, place: Place, *, ended: bool = False) -> str:
     """The id of a new message batch of the place, which has `ended` or still waits."""
     world.stack.say("said", queued=0.0 if ended else 5.0)
