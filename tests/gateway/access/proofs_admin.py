@@ -62,8 +62,8 @@ async def _(world: World, place: Place) -> Call:
 
 async def _readable(world: World, place: Place) -> None:
     """Let people read what the place's project keeps."""
-    policies = world.stack.gateway.response_keeper.policies
-    await policies.set(place.tenant_id, place.project_id, readable=True)
+    policy = "/tenants/{tenant}/projects/{project}/response-policy".format(**_of_project(place))
+    await made(world, place, policy, {"readable": True}, method="PATCH")
 
 
 def fresh(what: str) -> str:
@@ -426,8 +426,7 @@ async def _(world: World, place: Place) -> Call:
 
 @proof("admin_read_project_response", "admin_delete_project_response")
 async def _(world: World, place: Place) -> Call:
-    policy = "/tenants/{tenant}/projects/{project}/response-policy".format(**_of_project(place))
-    await made(world, place, policy, {"readable": True}, method="PATCH")
+    await _readable(world, place)
     return Call({**_of_project(place), "response": await a_response(world, place)})
 
 
