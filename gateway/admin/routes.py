@@ -34,12 +34,12 @@ from gateway.admin.operation import operations_of
 from gateway.admin.overview import OverviewOperations
 from gateway.admin.platform import PlatformOperations
 from gateway.admin.playground import playground_routes
+from gateway.admin.requests.batches import BatchOperations
+from gateway.admin.requests.file_contents import file_content_routes
+from gateway.admin.requests.files import FileOperations
 from gateway.admin.requests.refused import RefusedRequestOperations
 from gateway.admin.requests.requests import RequestOperations
 from gateway.admin.requests.waterfalls import RequestWaterfallOperations
-from gateway.admin.tenants.batches import BatchOperations
-from gateway.admin.tenants.file_contents import file_content_routes
-from gateway.admin.tenants.files import FileOperations
 from gateway.admin.tenants.limits import LimitOperations
 from gateway.admin.tenants.receipt_policies import ReceiptPolicyOperations
 from gateway.admin.tenants.stored_responses import StoredResponseOperations

@@ -21,9 +21,9 @@ from file_store.blobs import BlobMissing
 from file_store.sealed_content import ContentReader
 from file_store.store import StoredFile
 from gateway.admin.access import partly_visible_tenant
-from gateway.admin.tenants.batches import BATCHES, find_batch
-from gateway.admin.tenants.batches import ID as BATCH
-from gateway.admin.tenants.files import FILES, ID, file_store, find_file, unknown
+from gateway.admin.requests.batches import BATCHES, find_batch
+from gateway.admin.requests.batches import ID as BATCH
+from gateway.admin.requests.files import FILES, ID, file_store, find_file, unknown
 from gateway.dialects.query_parameters import Parameters
 from gateway.errors import InvalidRequest, NotAllowed, NotFound
 from gateway.http.downloads import Download

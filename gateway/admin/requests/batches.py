@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 from uuid import UUID
@@ -13,7 +12,7 @@ from batch_store.records import Batch, BatchProblem, Status, Surface
 from batch_store.running import batch_name
 from batch_store.store import BatchStore
 from billing.calendar import format_instant
-from billing.reports.span_costs import costs_of_batch
+from billing.reports.request_list import costs_of_batch
 from gateway.admin.access import PartOfTenant
 from gateway.admin.operation import Query, operation
 from gateway.admin.usage import project_filter
@@ -138,14 +137,12 @@ class BatchOperations:
         if not batches:
             return []
         names = await self._directory.project_names(batches[0].tenant_id, {one.project_id for one in batches})
-        return [_object(one, names, await self._cost(one)) for one in batches]
-
-    async def _cost(self, batch: Batch) -> list[Cost]:
-        services, costs = self._gateway.services, defaultdict[str, int](int)
-        found = await costs_of_batch(services.database, batch.tenant_id, batch.project_id, batch.id)
-        for version, pico in found.items():
-            costs[(await services.prices.version(version)).currency] += pico
-        return costs_by_currency(costs)
+        database = self._gateway.services.database
+        shown = []
+        for one in batches:
+            cost = await costs_of_batch(database, one.tenant_id, one.project_id, one.id)
+            shown.append(_object(one, names, costs_by_currency(cost)))
+        return shown
 
 
 def batch_store(gateway: Gateway) -> BatchStore:
