@@ -90,6 +90,5 @@ def _described(batch: Object, _: argparse.Namespace) -> str:
         if batch[field] is not None
     ]
     for error in batch["errors"]:
-        place = f", line {error['line']}" if error["line"] is not None else ""
-        lines.append(f"  error     {error['code']}{place}: {error['message']}")
+        lines.append(f"  error     {error['code']}: {error['message']}")
     return "\n".join(lines)

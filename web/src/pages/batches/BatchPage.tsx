@@ -104,7 +104,6 @@ function Errors({ batch }: { batch: Batch }) {
       <List size="sm">
         {batch.errors.map((error, place) => (
           <List.Item key={place} className="wraps">
-            {error.line !== null && `Line ${error.line}: `}
             {error.message} <Code>{error.code}</Code>
           </List.Item>
         ))}

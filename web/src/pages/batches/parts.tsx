@@ -13,9 +13,7 @@ import { type Batch, partsOf, progressText } from './progress';
 export function ProgressBar({ batch }: { batch: Batch }) {
   return (
     <Stack gap={4} miw={140}>
-      <Text size="sm" className="numeric">
-        {progressText(batch.counts)}
-      </Text>
+      <Text size="sm">{progressText(batch.counts)}</Text>
       <Progress.Root size="sm">
         {partsOf(batch.counts).map((part) => (
           <Progress.Section

@@ -16,7 +16,7 @@ test('a bar has the parts that are there', () => {
 test('progress is said in words', () => {
   expect(progressText(counts)).toBe('140 of 200, 20 failed');
   expect(progressText({ ...counts, failed: 0, completed: 120 })).toBe('140 of 200');
-  expect(progressText({ ...counts, total: 0 })).toBe('not counted yet');
+  expect(progressText({ ...counts, total: 0 })).toBe('no lines yet');
 });
 
 test('bytes are shown in a unit with few digits', () => {

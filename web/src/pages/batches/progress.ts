@@ -31,7 +31,7 @@ export function partsOf(counts: Counts): Part[] {
 
 /** How many lines have ended, in words. */
 export function progressText(counts: Counts): string {
-  if (counts.total === 0) return 'not counted yet';
+  if (counts.total === 0) return 'no lines yet';
   const ended = counts.total - counts.left;
   const failed = counts.failed > 0 ? `, ${displayCount(counts.failed)} failed` : '';
   return `${displayCount(ended)} of ${displayCount(counts.total)}${failed}`;
