@@ -3,6 +3,7 @@ were."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 from uuid import UUID
 
@@ -94,33 +95,39 @@ class BatchStore:
             ]
             await session.execute(insert(batch_line), rows)
 
-    async def get(self, tenant_id: UUID, project_id: UUID, id_: UUID) -> Batch | None:
-        """A project's batch. Raises ScopeKeyUnreadable, DatabaseUnavailable."""
-        query = select(batch).where(_OF.id == id_, _OF.tenant_id == tenant_id, _OF.project_id == project_id)
+    async def get(self, tenant_id: UUID, project_id: UUID | None, id_: UUID) -> Batch | None:
+        """A batch of a project, or without one of the tenant. Raises ScopeKeyUnreadable, DatabaseUnavailable."""
+        query = select(batch).where(_OF.id == id_, _OF.tenant_id == tenant_id)
+        query = query if project_id is None else query.where(_OF.project_id == project_id)
         async with self.database.reading() as session:
             row = (await session.execute(query)).one_or_none()
-        return None if row is None else opened(row, await self.files.seal_of(tenant_id, project_id))
+        return None if row is None else opened(row, await self.files.seal_of(tenant_id, row.project_id))
 
     async def page(
         self,
         tenant_id: UUID,
-        project_id: UUID,
+        projects: UUID | Collection[UUID] | None,
         *,
         limit: int,
         surface: str | None = None,
+        ended: bool | None = None,
         before: UUID | None = None,
         after: UUID | None = None,
     ) -> list[Batch]:
-        """A project's batches, the newest first; `before`: those made before this one; `after`: the `limit` next ones
-        that were made after it. Raises ScopeKeyUnreadable, DatabaseUnavailable."""
-        query = select(batch).where(_OF.tenant_id == tenant_id, _OF.project_id == project_id).limit(limit)
+        """The batches of these projects, or of all of the tenant, the newest first; `before`: those made before this
+        one; `after`: the `limit` next ones that were made after it. Raises ScopeKeyUnreadable, DatabaseUnavailable."""
+        query = select(batch).where(_OF.tenant_id == tenant_id).limit(limit)
+        if projects is not None:
+            query = query.where(_OF.project_id.in_([projects] if isinstance(projects, UUID) else projects))
         query = query.where(_OF.surface == surface) if surface is not None else query
+        if ended is not None:
+            query = query.where(_OF.status.not_in(UNFINISHED) if ended else _OF.status.in_(UNFINISHED))
         query = query.where(_OF.id < before) if before is not None else query
         query = query.where(_OF.id > after).order_by(_OF.id) if after is not None else query.order_by(_OF.id.desc())
         async with self.database.reading() as session:
             rows = list((await session.execute(query)).all())
-        seal = await self.files.seal_of(tenant_id, project_id)
-        return [opened(row, seal) for row in (reversed(rows) if after is not None else rows)]
+        seals = {of: await self.files.seal_of(tenant_id, of) for of in {row.project_id for row in rows}}
+        return [opened(row, seals[row.project_id]) for row in (reversed(rows) if after is not None else rows)]
 
     async def reads(self, tenant_id: UUID, file_id: UUID) -> UUID | None:
         """A batch that has not ended and reads this file. Raises DatabaseUnavailable."""

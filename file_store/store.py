@@ -6,17 +6,18 @@ opens no more, and is swept away with its row.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any, Literal, TypeAlias
 from uuid import UUID
 
 from msgspec import Struct
-from sqlalchemy import Row, delete, exists, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Row, delete, exists, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.record import record_change
 from file_store.blobs import Blobs
 from file_store.sealed_content import ContentReader, ContentWriter
-from file_store.tables import file_reservation, stored_file
+from file_store.tables import file_reservation, stored_file, upload, upload_part
 from prompt_cache.promise.scope_keys import ScopeKeys
 from prompt_cache.tables import cache_scope_key
 from response_store.sealing import ContentSeal, Unreadable
@@ -53,6 +54,7 @@ class StoredFile(Struct, frozen=True, kw_only=True):
     project_id: UUID
     purpose: Purpose
     filename: str
+    mime_type: str | None = None
     bytes: int
     created_at: int
     expires_at: int | None
@@ -66,6 +68,7 @@ class NewFile(Struct, frozen=True, kw_only=True):
     project_id: UUID
     purpose: Purpose
     filename: str
+    mime_type: str | None = None
     bytes: int
     lifetime_s: int | None
 
@@ -122,10 +125,8 @@ class FileStore:
         DatabaseUnavailable."""
         seal = await self.seal_of(new.tenant_id, new.project_id)
         async with self.database.transaction() as session:
-            await self.add(session, new, seal)
-            said = {"purpose": new.purpose, "bytes": new.bytes}
-            await record_change(session, "file.created", target="file", target_id=public_id("file", new.id),
-                                tenant_id=new.tenant_id, project_id=new.project_id, after=said)  # fmt: skip
+            await self._take_room(session, new)
+            await self.insert_uploaded(session, new, seal)
         found = await self.get(new.tenant_id, new.project_id, new.id)
         assert found is not None, "it was written just now"
         return found
@@ -133,11 +134,21 @@ class FileStore:
     async def add(self, session: AsyncSession, new: NewFile, seal: ContentSeal) -> None:
         """Write the row of a file in its room, or where there is room without one, in a transaction of the caller's.
         Raises QuotaExceeded."""
-        await self.database.lock_rows_of(session, stored_file, new.project_id)
-        await self._drop_room(session, new.tenant_id, new.project_id, new.id)
-        if new.bytes > await self._left(session, new.tenant_id, new.project_id):
-            raise QuotaExceeded
+        await self._take_room(session, new)
         await self.insert(session, new, seal)
+
+    async def check_room(self, session: AsyncSession, tenant_id: UUID, project_id: UUID, size: int) -> None:
+        """Raise QuotaExceeded unless a project has room for one more file of this size, in a transaction of the
+        caller's that locked the project's files."""
+        if size > await self._left(session, tenant_id, project_id):
+            raise QuotaExceeded
+
+    async def insert_uploaded(self, session: AsyncSession, new: NewFile, seal: ContentSeal) -> None:
+        """Write the row of a file that a client made, and that it did, in a transaction of the caller's."""
+        await self.insert(session, new, seal)
+        said = {"purpose": new.purpose, "bytes": new.bytes}
+        await record_change(session, "file.created", target="file", target_id=public_id("file", new.id),
+                            tenant_id=new.tenant_id, project_id=new.project_id, after=said)  # fmt: skip
 
     async def insert(self, session: AsyncSession, new: NewFile, seal: ContentSeal) -> None:
         """Write the row of a file that we made, in a transaction of the caller's, whether there is room or not."""
@@ -149,6 +160,7 @@ class FileStore:
             "key_generation": seal.generation,
             "purpose": new.purpose,
             "filename": seal.seal(new.filename.encode(), _name_of(new.id)),
+            "mime_type": new.mime_type,
             "bytes": new.bytes,
             "created_at": now,
             "expires_at": None if new.lifetime_s is None else now + new.lifetime_s * _SECOND,
@@ -160,39 +172,54 @@ class FileStore:
         own = (_OF.id == id_, _OF.tenant_id == tenant_id, _OF.project_id == project_id, _OF.expires_at < until)
         await session.execute(update(stored_file).where(*own).values(expires_at=until))
 
-    async def get(self, tenant_id: UUID, project_id: UUID, id_: UUID) -> StoredFile | None:
-        """A project's file. Raises ScopeKeyUnreadable, DatabaseUnavailable."""
-        query = select(stored_file).where(_OF.id == id_, _OF.tenant_id == tenant_id, _OF.project_id == project_id)
+    async def get(self, tenant_id: UUID, project_id: UUID | None, id_: UUID) -> StoredFile | None:
+        """A file of a project, or without one of the tenant. Raises ScopeKeyUnreadable, DatabaseUnavailable."""
+        query = select(stored_file).where(_OF.id == id_, _OF.tenant_id == tenant_id, self._alive())
+        query = query if project_id is None else query.where(_OF.project_id == project_id)
         async with self.database.reading() as session:
-            row = (await session.execute(query.where(self._alive()))).one_or_none()
-        return None if row is None else _opened(row, await self.seal_of(tenant_id, project_id))
+            row = (await session.execute(query)).one_or_none()
+        return None if row is None else _opened(row, await self.seal_of(tenant_id, row.project_id))
 
     async def page(
         self,
         tenant_id: UUID,
-        project_id: UUID,
+        projects: UUID | Collection[UUID] | None,
         *,
         limit: int,
         after: UUID | None = None,
         purpose: str | None = None,
         ascending: bool = False,
+        ids: Sequence[UUID] | None = None,
     ) -> list[StoredFile]:
-        """A project's files but for hidden ones, the newest first or last, that follow `after`. Raises
-        ScopeKeyUnreadable, DatabaseUnavailable."""
-        query = select(stored_file).where(_OF.tenant_id == tenant_id, _OF.project_id == project_id, self._alive())
+        """The files of these projects, or of all of the tenant, but for hidden ones, the newest first or last, that
+        follow `after`. `ids`: only these. Raises ScopeKeyUnreadable, DatabaseUnavailable."""
+        query = select(stored_file).where(_OF.tenant_id == tenant_id, self._alive())
+        if projects is not None:
+            query = query.where(_OF.project_id.in_([projects] if isinstance(projects, UUID) else projects))
         query = query.where(_OF.purpose != HIDDEN if purpose is None else _OF.purpose == purpose)
+        if ids is not None:
+            query = query.where(one_of(self.database, _OF.id, ids))
         if after is not None:
             query = query.where(_OF.id > after if ascending else _OF.id < after)
         async with self.database.reading() as session:
             order = _OF.id if ascending else _OF.id.desc()
             rows = (await session.execute(query.order_by(order).limit(limit))).all()
-        seal = await self.seal_of(tenant_id, project_id)
-        return [found for row in rows if (found := _opened(row, seal)) is not None]
+        seals = {of: await self.seal_of(tenant_id, of) for of in {row.project_id for row in rows}}
+        return [found for row in rows if (found := _opened(row, seals[row.project_id])) is not None]
 
     async def content(self, file: StoredFile) -> ContentReader:
         """What reads a file's content. Raises ScopeKeyUnreadable, DatabaseUnavailable."""
-        seal = await self.seal_of(file.tenant_id, file.project_id)
-        return ContentReader(file.id, file.bytes, seal, self._blobs)
+        return await self.reader(file.tenant_id, file.project_id, file.id, file.bytes)
+
+    async def reader(self, tenant_id: UUID, project_id: UUID, id_: UUID, size: int) -> ContentReader:
+        """What reads the content of this id, of a project's. Raises ScopeKeyUnreadable, DatabaseUnavailable."""
+        return ContentReader(id_, size, await self.seal_of(tenant_id, project_id), self._blobs)
+
+    async def record_reading(self, of: StoredFile) -> None:
+        """Record that somebody of the tenant reads a file's content. Raises DatabaseUnavailable."""
+        async with self.database.transaction() as session:
+            await record_change(session, "file.read", target="file", target_id=public_id("file", of.id),
+                                tenant_id=of.tenant_id, project_id=of.project_id)  # fmt: skip
 
     async def delete(self, tenant_id: UUID, project_id: UUID, id_: UUID) -> bool:
         """Delete a project's file; False if there is none. Raises DatabaseUnavailable, OSError."""
@@ -211,7 +238,7 @@ class FileStore:
         await self._blobs.remove(id_.hex)
 
     async def used_bytes(self, tenant_id: UUID, project_id: UUID) -> int:
-        """How much a project keeps. Raises DatabaseUnavailable."""
+        """How much a project keeps, and has reserved for uploads. Raises DatabaseUnavailable."""
         async with self.database.reading() as session:
             return await self._used(session, tenant_id, project_id)
 
@@ -238,8 +265,11 @@ class FileStore:
             looked_up = names[begin : begin + _LOOKED_UP]
             # all tenants: a blob's name says not whose it is
             async with self.database.reading() as session:
-                known = one_of(self.database, _OF.id, [UUID(name) for name in looked_up])
-                ids = {identity.hex for identity in (await session.execute(select(_OF.id).where(known))).scalars()}
+                wanted = [UUID(name) for name in looked_up]
+                found = [
+                    select(column).where(one_of(self.database, column, wanted)) for column in (_OF.id, upload_part.c.id)
+                ]
+                ids = {identity.hex for query in found for identity in (await session.execute(query)).scalars()}
             for name in looked_up:
                 if name not in ids and removed < FORGOTTEN:
                     await self._blobs.remove(name)
@@ -248,23 +278,41 @@ class FileStore:
 
     async def _used(self, session: AsyncSession, tenant_id: UUID, project_id: UUID) -> int:
         kept = select(func.sum(_OF.bytes)).where(_OF.tenant_id == tenant_id, _OF.project_id == project_id)
-        return int((await session.execute(kept)).scalar() or 0)
+        reserved = select(func.sum(upload.c.bytes)).where(*self.pending_uploads(tenant_id, project_id))
+        return int(await session.scalar(kept) or 0) + int(await session.scalar(reserved) or 0)
+
+    async def _count(self, session: AsyncSession, tenant_id: UUID, project_id: UUID) -> int:
+        kept = select(func.count()).select_from(stored_file)
+        kept = kept.where(_OF.tenant_id == tenant_id, _OF.project_id == project_id)
+        reserved = select(func.count()).select_from(upload).where(*self.pending_uploads(tenant_id, project_id))
+        return (await session.scalar(kept) or 0) + (await session.scalar(reserved) or 0)
 
     async def _left(self, session: AsyncSession, tenant_id: UUID, project_id: UUID) -> int:
         """For how many bytes there is room. Raises QuotaExceeded if there is none for another file."""
-        files = select(func.count()).where(_OF.tenant_id == tenant_id, _OF.project_id == project_id)
         rooms = select(func.count(), func.coalesce(func.sum(_ROOM.bytes), 0)).where(
             _ROOM.tenant_id == tenant_id, _ROOM.project_id == project_id, _ROOM.until > self.database.clock
         )
         to_come, reserved = (await session.execute(rooms)).one()
         left = self.quota - await self._used(session, tenant_id, project_id) - int(reserved)
-        if left < 0 or (await session.scalar(files) or 0) + to_come >= MOST_FILES:
+        if left < 0 or await self._count(session, tenant_id, project_id) + to_come >= MOST_FILES:
             raise QuotaExceeded
         return left
+
+    async def _take_room(self, session: AsyncSession, new: NewFile) -> None:
+        """Use the file's own room, or what is left. Raises QuotaExceeded."""
+        await self.database.lock_rows_of(session, stored_file, new.project_id)
+        await self._drop_room(session, new.tenant_id, new.project_id, new.id)
+        await self.check_room(session, new.tenant_id, new.project_id, new.bytes)
 
     async def _drop_room(self, session: AsyncSession, tenant_id: UUID, project_id: UUID, id_: UUID) -> None:
         own = (_ROOM.id == id_, _ROOM.tenant_id == tenant_id, _ROOM.project_id == project_id)
         await session.execute(delete(file_reservation).where(*own))
+
+    def pending_uploads(self, tenant_id: UUID, project_id: UUID) -> tuple[ColumnElement[bool], ...]:
+        """The condition that a row is an upload of the project which may still become a file."""
+        of = upload.c
+        own = (of.tenant_id == tenant_id, of.project_id == project_id)
+        return (*own, of.status == "pending", of.expires_at > self.database.clock)
 
     def _alive(self) -> Any:
         return or_(_OF.expires_at.is_(None), _OF.expires_at > self.database.clock)
@@ -281,6 +329,7 @@ def _opened(row: Row[Any], seal: ContentSeal) -> StoredFile | None:
         project_id=row.project_id,
         purpose=row.purpose,
         filename=filename,
+        mime_type=row.mime_type,
         bytes=row.bytes,
         created_at=row.created_at,
         expires_at=row.expires_at,

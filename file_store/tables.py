@@ -1,4 +1,4 @@
-"""The tables of files, whose content lies in blobs, and of the room that is kept for files to come."""
+"""The tables of files, of room that is kept for files to come, and of uploads in parts; content lies in blobs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ stored_file = Table(
     Column("key_generation", Integer, nullable=False),
     Column("purpose", Text, nullable=False),
     Column("filename", LargeBinary, nullable=False),
+    Column("mime_type", Text, nullable=True),
     Column("bytes", Count, nullable=False),
     Column("created_at", Count, nullable=False),
     Column("expires_at", Count, nullable=True, index=True),
@@ -23,8 +24,8 @@ stored_file = Table(
     **STRICT,
 )
 """A file. Its `filename` and its blob, which has the name of its id, are sealed by the project's data key of this
-generation. Files of the purpose `message_batch` are a batch's own: nobody is shown them. `expires_at`: NULL for never.
-"""
+generation. Files of the purpose `message_batch` are a batch's own: nobody is shown them. `mime_type`: as its client
+said, NULL where it did not. `expires_at`: NULL for never."""
 
 file_reservation = Table(
     "file_reservation",
@@ -38,3 +39,39 @@ file_reservation = Table(
 )
 """Room for a file whose content is on its way, under the id that the file will have. It counts until the file is saved,
 and at most `until` then, since a gateway may die."""
+
+upload = Table(
+    "upload",
+    Base.metadata,
+    Column("id", Id, primary_key=True),
+    Column("tenant_id", Id, nullable=False),
+    Column("project_id", Id, nullable=False),
+    Column("purpose", Text, nullable=False),
+    Column("filename", LargeBinary, nullable=False),
+    Column("mime_type", Text, nullable=False),
+    Column("bytes", Count, nullable=False),
+    Column("lifetime_s", Count, nullable=True),
+    Column("status", Text, nullable=False),
+    Column("file_id", Id, nullable=True),
+    Column("created_at", Count, nullable=False),
+    Column("expires_at", Count, nullable=False, index=True),
+    Index(None, "project_id", "id"),
+    CheckConstraint("purpose IN ('batch', 'user_data')", name="purpose"),
+    CheckConstraint("status IN ('pending', 'completed', 'cancelled')", name="status"),
+    CheckConstraint("(status = 'completed') = (file_id IS NOT NULL)", name="file"),
+    **STRICT,
+)
+"""A file that comes in parts. While it is `pending` and has not expired its `bytes` are reserved of the project's
+quota. `lifetime_s`: of the file that is made of it; NULL for ever."""
+
+upload_part = Table(
+    "upload_part",
+    Base.metadata,
+    Column("id", Id, primary_key=True),
+    Column("upload_id", Id, nullable=False, index=True),
+    Column("tenant_id", Id, nullable=False),
+    Column("bytes", Count, nullable=False),
+    Column("created_at", Count, nullable=False),
+    **STRICT,
+)
+"""A part of an upload, until that has ended. Its blob, which has the name of its id, is sealed as a file's."""

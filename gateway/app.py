@@ -36,6 +36,7 @@ from gateway.endpoints.prices import list_prices
 from gateway.endpoints.receipts import receipt_keys_route, receipt_routes
 from gateway.endpoints.responses import response_routes
 from gateway.endpoints.stored_responses import stored_response_routes
+from gateway.endpoints.uploads import upload_routes
 from gateway.endpoints.usage import usage_routes
 from gateway.endpoints.webhooks import webhook_routes
 from gateway.http.authentication import Authentication
@@ -93,6 +94,7 @@ def application_of(gateway: Gateway) -> Litestar:
             *stored_response_routes(gateway),
             *message_routes(gateway),
             *file_routes(gateway),
+            *upload_routes(gateway),
             *batch_routes(gateway),
             *message_batch_routes(gateway),
             *model_routes(gateway),

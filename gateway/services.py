@@ -145,6 +145,7 @@ class Gateway:
         from billing.service_levels.service_hours import ServiceHours
         from billing.spool.gateway_epochs import EpochKeeper
         from file_store.store import FileStore
+        from file_store.uploads import UploadStore
         from gateway.admission.admission import Admission
         from gateway.admission.cache_leases import LeaseHook
         from gateway.admission.fair_threads import FairThreads
@@ -299,9 +300,11 @@ class Gateway:
                 IdempotencyClaims(store, epoch), self.requests, self.new_breaker(), self.response_keeper
             )
         self.files: FileStore | None = None
+        self.uploads: UploadStore | None = None
         self.batches: BatchRunner | None = None
         if services.scope_keys is not None and services.blobs is not None:
             self.files = FileStore(services.database, services.scope_keys, services.blobs, services.options.file_quota)
+            self.uploads = UploadStore(self.files)
             self.batches = BatchRunner(
                 BatchWork(BatchStore(self.files), epoch),
                 LineRequests(services.authenticator, self.response_keeper.keeps_content),

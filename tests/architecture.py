@@ -112,7 +112,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
     ),
     "waterfall": ("marks", "record", "bars", "tables", "store", "writer", "refused_requests", "refused_writer"),
     "webhooks": ("addresses", "signing", "tables", "endpoints", "sending", "dispatch"),
-    "file_store": ("tables", "blobs", "sealed_content", "store"),
+    "file_store": ("tables", "blobs", "sealed_content", "store", "uploads"),
     "batch_store": ("tables", "records", "store", "running"),
     "response_store": ("tables", "records", "sealing", "policies", "store", "running", "idempotency"),
     "engine": (
@@ -198,7 +198,7 @@ TENANT_TABLES = frozenset(
         *("payment_customer", "auto_top_up", "top_up", "pushed_document", "cash_receipt", "payment_refund"),
         *("payment_dispute", "finance_task", "payment_reminder", "reminder_policy"),
         *("stored_response", "stored_response_events", "response_policy", "idempotency_claim"),
-        *("stored_file", "file_reservation", "batch", "batch_line", "batch_part"),
+        *("stored_file", "file_reservation", "upload", "upload_part", "batch", "batch_line", "batch_part"),
         *("receipt_day", "receipt_policy"),
     )
 )
@@ -239,7 +239,7 @@ UNAUDITED_TABLES = frozenset(
         *("cache_request", "cache_prefix", "cache_day", "cache_history_day", "request_waterfall", "refused_request"),
         *("stored_response", "stored_response_events", "idempotency_claim"),
         # that a client adds or removes one is recorded; how the work of a batch goes on is not
-        *("stored_file", "file_reservation", "batch", "batch_line", "batch_part"),
+        *("stored_file", "file_reservation", "upload", "upload_part", "batch", "batch_line", "batch_part"),
         *("replica_journal", "journal_of_epoch", "webhook_delivery", "webhook_attempt", "recon_run"),
         # written by money transactions, beside what is recorded
         *(

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from billing.prices.price_books import PriceBooks
     from billing.rating.contract_store import Contracts
     from billing.reservation.hold_service import HoldService
+    from file_store.store import FileStore
     from gateway.services import GatewayOptions
     from storage.bus import Bus
     from tenancy.administration.suspension import Suspensions
@@ -125,6 +126,16 @@ class AdminServices:
         from tenancy.administration.suspension import Suspensions
 
         return Suspensions(self.database, self.bus)
+
+    @cached_property
+    def files(self) -> FileStore:
+        """The files of projects."""
+        from file_store.blobs import FolderBlobs
+        from file_store.store import FileStore
+        from prompt_cache.promise.scope_keys import ScopeKeys
+
+        keys = ScopeKeys(self.database, self.secrets.master_key)
+        return FileStore(self.database, keys, FolderBlobs(self.settings.files), self.settings.file_quota)
 
     @cached_property
     def prices(self) -> PriceCatalog:

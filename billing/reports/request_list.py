@@ -1,4 +1,4 @@
-"""Lists of a tenant's usage events, newest first, and one event with what corrects it.
+"""Lists of a tenant's usage events, newest first, one event with what corrects it, and what those of a batch cost.
 
 A page looks at most at `MOST_LOOKED_AT` events, in the order of the index by tenant and admission. So a filter that few
 events fit never makes the database read a month of them: the page then has fewer events than were asked for, and a
@@ -12,9 +12,9 @@ from typing import Any, get_args
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, Select, func, select
+from sqlalchemy import ColumnElement, Row, Select, func, or_, select
 
-from billing.tables.money import usage_event, usage_fact, usage_traits
+from billing.tables.money import price_version, usage_event, usage_fact, usage_traits
 from billing.usage import COUNTS, DIMENSIONS, METERS, Status
 from storage.database.database import Database
 
@@ -25,6 +25,8 @@ _FACTS = ("id", "project_id", "key_id", "price_version", "context_from", "admitt
 
 
 _LEAST = UUID(int=0)
+_RANDOM_BITS = 80
+"""Of a UUIDv7, behind its milliseconds."""
 
 
 class ListedEvent(msgspec.Struct, frozen=True):
@@ -209,3 +211,21 @@ def _event(row: Row[Any]) -> ListedEvent:
         meters={name: units for name in METERS if (units := getattr(row, name))},
         counts={name: tokens for name in COUNTS if (tokens := getattr(row, f"count_{name}"))},
     )
+
+
+async def costs_of_batch(database: Database, tenant_id: UUID, project_id: UUID, batch_id: UUID) -> dict[str, int]:
+    """What the books have of a project's requests on the batch lane whose ids have a batch's time, as those of its
+    lines do: pico-units by currency, corrections included. Raises DatabaseUnavailable."""
+    event, version = usage_event.c, price_version.c
+    first = batch_id.int >> _RANDOM_BITS << _RANDOM_BITS
+    span = UUID(int=first), UUID(int=first | (1 << _RANDOM_BITS) - 1)
+    of_lines = or_(event.id.between(*span), event.corrects.between(*span))
+    own = (event.tenant_id == tenant_id, event.project_id == project_id, event.lane == "batch")
+    query = (
+        select(version.currency, func.sum(event.cost_pico))
+        .join_from(usage_event, price_version, version.id == event.price_version)
+        .where(*own, of_lines)
+        .group_by(version.currency)
+    )
+    async with database.reading() as session:
+        return {currency: int(pico) for currency, pico in await session.execute(query)}

@@ -44,6 +44,11 @@ class CommandGateway:
         self.services = services
         self.threads = _Threads()
 
+    @property
+    def files(self) -> Any:
+        """The files of projects."""
+        return self.services.files
+
 
 class _Threads:
     """A command has no other requests beside it."""

@@ -34,6 +34,9 @@ from gateway.admin.operation import operations_of
 from gateway.admin.overview import OverviewOperations
 from gateway.admin.platform import PlatformOperations
 from gateway.admin.playground import playground_routes
+from gateway.admin.requests.batches import BatchOperations
+from gateway.admin.requests.file_contents import file_content_routes
+from gateway.admin.requests.files import FileOperations
 from gateway.admin.requests.refused import RefusedRequestOperations
 from gateway.admin.requests.requests import RequestOperations
 from gateway.admin.requests.waterfalls import RequestWaterfallOperations
@@ -58,7 +61,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     parts = (
         *(usage_series_routes, cache_summary_routes, cache_lease_routes),
-        *(sign_in_routes, one_time_link_routes, member_routes),
+        *(sign_in_routes, one_time_link_routes, member_routes, file_content_routes),
     )
     tenants = NamedTenant(gateway)
     shared = (
@@ -75,7 +78,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         *(ApprovalOperations, DrainingOperations, PlatformOperations, FleetOperations),
         *(OverviewOperations, UsageOperations, AuditOperations),
         *(TenantOperations, SuspensionOperations, UserOperations, AccountOperations, StoredResponseOperations),
-        ReceiptPolicyOperations,
+        *(ReceiptPolicyOperations, BatchOperations, FileOperations),
         *(RequestOperations, RequestWaterfallOperations, RefusedRequestOperations),
     )
     routes = [

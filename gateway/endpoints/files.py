@@ -1,5 +1,5 @@
-"""/v1/files: a project uploads files, lists, reads and deletes them. Batches read their input from
-files, and leave their results in files.
+"""/v1/files: a project uploads files, lists, reads and deletes them, in either vendor's dialect. Batches read their
+input from files, and leave their results in files.
 
 Ids of other projects are as unknown as ids that never were.
 """
@@ -16,21 +16,32 @@ from litestar import Request, Response, delete, get, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from litestar.types import ASGIApp
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from file_store.blobs import BlobMissing
 from file_store.sealed_content import ContentWriter
 from file_store.store import HIDDEN, FileStore, NewFile, Purpose, QuotaExceeded, Room, StoredFile
 from gateway.admission.prepared_request import Payer
+from gateway.dialects.anthropic.messages_request import VERSIONS
 from gateway.dialects.query_parameters import Parameters
+from gateway.endpoints.file_metadata import (
+    QUERY,
+    FileDeleted,
+    FileMetadata,
+    FileMetadataList,
+    list_metadata,
+    metadata,
+)
+from gateway.endpoints.file_metadata import lifetime_of as kept_for
+from gateway.endpoints.messages import api_version
 from gateway.endpoints.rate_limits import count_request
 from gateway.errors import BodyTooLarge, Conflict, InvalidField, NotAllowed, NotFound
 from gateway.http.authentication import project_payer
 from gateway.http.downloads import Download
 from gateway.http.multipart_body import Form, read_form
-from gateway.http.operations import describes, files, page, query
+from gateway.http.operations import HeaderParameter, describes, files, page, query
 from gateway.http.policies import demands
-from gateway.http.responses import json_response
+from gateway.http.responses import VERSION_HEADER, dialect_of, json_response
 from gateway.services import Gateway
 from prompt_cache.promise.scope_keys import ScopeKeyUnreadable
 from response_store.sealing import Unreadable
@@ -41,10 +52,11 @@ MOST_BYTES = 512 * 1024 * 1024
 MOST_BATCH_BYTES = 200 * 1024 * 1024
 """Bytes of a file, and of one that is the input of a batch."""
 LEAST_LIFETIME_S, LONGEST_LIFETIME_S = 3600, 2_592_000
-_BATCH_LIFETIME_S = 30 * 86_400
+BATCH_LIFETIME_S = 30 * 86_400
 _FORM_BYTES = 256 * 1024
 """More than a form has beside its file."""
 _LONGEST_NAME = 255
+MIME_TYPE = re.compile(r"[\x21-\x7e]{1,127}")
 _UNUSABLE = re.compile(r"[\x00-\x1f\x7f]")
 _SECOND = 1_000_000
 _ID = "file_01934f6e0d2a7b3c8e51a9c4d7f60b12"
@@ -78,10 +90,12 @@ class FileList(Struct, frozen=True, kw_only=True):
 
 class UploadForm(Struct, frozen=True, kw_only=True):
     """The form of an upload. `expires_after[anchor]` (`created_at`) and `expires_after[seconds]` say until when the
-    file is kept; without them one for a batch is kept for 30 days, and any other until it is deleted."""
+    file is kept; without them one for a batch is kept for 30 days, and any other until it is deleted. In Anthropic's
+    dialect there is no `purpose`, and `expires_in_seconds` says how long it is kept."""
 
     file: Annotated[str, Meta(description="The content.", extra_json_schema={"format": "binary"}, examples=["{}"])]
-    purpose: Literal["batch", "user_data"]
+    purpose: Literal["batch", "user_data"] | UnsetType = UNSET
+    expires_in_seconds: Annotated[int, Meta(examples=[86_400])] | UnsetType = UNSET
 
 
 class DeletedFile(Struct, frozen=True, kw_only=True):
@@ -96,6 +110,10 @@ _QUERY = (
     *page(1000, 100),
     query("order", Literal["asc", "desc"], "In which order of their making; `desc` without it.", example="desc"),
     query("purpose", Literal["batch", "batch_output", "user_data"], "Only those of it.", example="batch"),
+    *QUERY,
+)
+_VERSION = HeaderParameter(
+    VERSION_HEADER, "With it the answer is in Anthropic's dialect.", example=VERSIONS[0], values=VERSIONS
 )
 
 
@@ -107,9 +125,10 @@ def file_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         "/v1/files",
         status_code=200,
         request_max_body_size=None,
-        opt=demands("inference", "project_key", dialect="openai")
+        opt=demands("inference", "project_key")
         | describes(
-            FileObject,
+            (FileObject, FileMetadata),
+            headers=[_VERSION],
             body=UploadForm(file="{}", purpose="batch"),
             body_type="multipart/form-data",
             errors={"invalid_form": 400},
@@ -117,7 +136,7 @@ def file_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     )
     async def create_file(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Upload a file, as a form. It is sealed under the project's data key."""
-        payer = project_payer(request.scope)
+        payer, anthropic = project_payer(request.scope), _is_anthropic(request)
         await count_request(gateway, request, payer)
         store = file_store(gateway)
         if not await gateway.response_keeper.keeps_content(payer):
@@ -126,21 +145,28 @@ def file_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             id_, writer = await wait(store.begin(payer.tenant_id, payer.project_id, room))
             try:
                 form = await read_form(request, gateway.services.options.client_timeout, _bounded(writer, room.bytes))
-                new = _new_file(id_, payer, form, writer.size)
+                new = _new_file(id_, payer, form, writer.size, anthropic=anthropic)
                 await writer.commit()
             except BaseException:
                 await writer.discard()
                 raise
             try:
-                return json_response(shown(await wait(store.save(new))))
+                saved = await wait(store.save(new))
             except QuotaExceeded:
                 await store.discard(id_)
                 raise
+        return json_response(metadata(saved) if anthropic else shown(saved))
 
-    @get("/v1/files", opt=demands("inference", "project_key", dialect="openai") | describes(FileList, query=_QUERY))
+    @get(
+        "/v1/files",
+        opt=demands("inference", "project_key")
+        | describes((FileList, FileMetadataList), query=_QUERY, headers=[_VERSION]),
+    )
     async def list_files(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The project's files, the newest first."""
         payer, parameters = project_payer(request.scope), Parameters.of(request)
+        if _is_anthropic(request):
+            return json_response(await wait(list_metadata(file_store(gateway), request, payer)))
         limit, after = parameters.page_size(100, most=1000), parameters.text("after")
         order = parameters.choice("order", ("asc", "desc"))
         purpose = parameters.choice("purpose", ("batch", "batch_output", "user_data"))
@@ -161,16 +187,21 @@ def file_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
 
     @get(
         "/v1/files/{file:str}",
-        opt=demands("inference", "project_key", dialect="openai") | describes(FileObject, path=_PATH),
+        opt=demands("inference", "project_key") | describes((FileObject, FileMetadata), path=_PATH, headers=[_VERSION]),
     )
     async def retrieve_file(request: Request[Any, Any, Any], file: FromPath[str]) -> Response[bytes]:
         """A file, without its content."""
-        return json_response(shown(await find_file(gateway, project_payer(request.scope), file)))
+        show: Callable[[StoredFile], Struct] = metadata if _is_anthropic(request) else shown
+        return json_response(show(await find_file(gateway, project_payer(request.scope), file)))
 
     @get(
         "/v1/files/{file:str}/content",
-        opt=demands("inference", "project_key", dialect="openai")
-        | describes(files("application/octet-stream", description="The content.", example=_CONTENT), path=_PATH),
+        opt=demands("inference", "project_key")
+        | describes(
+            files("application/octet-stream", description="The content.", example=_CONTENT),
+            path=_PATH,
+            headers=[_VERSION],
+        ),
     )
     async def download_file(request: Request[Any, Any, Any], file: FromPath[str]) -> ASGIApp:
         """The content of a file."""
@@ -179,12 +210,12 @@ def file_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     @delete(
         "/v1/files/{file:str}",
         status_code=200,
-        opt=demands("inference", "project_key", dialect="openai")
-        | describes(DeletedFile, path=_PATH, errors={"conflict": 409}),
+        opt=demands("inference", "project_key")
+        | describes((DeletedFile, FileDeleted), path=_PATH, headers=[_VERSION], errors={"conflict": 409}),
     )
     async def delete_file(request: Request[Any, Any, Any], file: FromPath[str]) -> Response[bytes]:
         """Delete a file. One that a running batch reads stays until the batch has ended."""
-        payer = project_payer(request.scope)
+        payer, anthropic = project_payer(request.scope), _is_anthropic(request)
         found = await find_file(gateway, payer, file)
         assert gateway.batches is not None, "there are files"
         if (reader := await wait(gateway.batches.store.reads(payer.tenant_id, found.id))) is not None:
@@ -192,9 +223,18 @@ def file_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             raise Conflict(f"The batch {batch} reads this file; cancel it, or wait for its end.", path="file_id")
         if not await wait(file_store(gateway).delete(payer.tenant_id, payer.project_id, found.id)):
             raise _unknown(file)
-        return json_response(DeletedFile(id=public_id("file", found.id)))
+        name = public_id("file", found.id)
+        return json_response(FileDeleted(name) if anthropic else DeletedFile(id=name))
 
     return [create_file, list_files, retrieve_file, download_file, delete_file]
+
+
+def _is_anthropic(request: Request[Any, Any, Any]) -> bool:
+    """Whether the client speaks Anthropic's dialect. Raises InvalidRequest for a version that is not known."""
+    if dialect_of(request.scope) == "openai":
+        return False
+    api_version(request)
+    return True
 
 
 def file_store(gateway: Gateway) -> FileStore:
@@ -294,10 +334,29 @@ def _bounded(writer: ContentWriter, left: int) -> Callable[[bytes], Any]:
     return take
 
 
-def _new_file(id_: UUID, payer: Payer, form: Form, size: int) -> NewFile:
+def _new_file(id_: UUID, payer: Payer, form: Form, size: int, *, anthropic: bool) -> NewFile:
     texts = form.texts
     if form.filename is None:
         raise InvalidField("file", "it is missing", code="missing_required_parameter")
+    if anthropic:
+        purpose, lifetime = "user_data", kept_for(texts.pop("expires_in_seconds", None))
+    else:
+        purpose, lifetime = _purpose_and_lifetime(texts, size)
+    if texts:
+        raise InvalidField(next(iter(texts))[:80], "there is no such field", code="unknown_parameter")
+    return NewFile(
+        id=id_,
+        tenant_id=payer.tenant_id,
+        project_id=payer.project_id,
+        purpose="batch" if purpose == "batch" else "user_data",
+        filename=plain_name(form.filename),
+        mime_type=form.media_type if form.media_type and MIME_TYPE.fullmatch(form.media_type) else None,
+        bytes=size,
+        lifetime_s=lifetime,
+    )
+
+
+def _purpose_and_lifetime(texts: dict[str, str], size: int) -> tuple[str, int | None]:
     purpose = texts.pop("purpose", None)
     if purpose is None:
         raise InvalidField("purpose", "it is missing", code="missing_required_parameter")
@@ -306,27 +365,17 @@ def _new_file(id_: UUID, payer: Payer, form: Form, size: int) -> NewFile:
     if purpose == "batch" and size > MOST_BATCH_BYTES:
         raise BodyTooLarge(f"The input of a batch may have at most {MOST_BATCH_BYTES} bytes.")
     anchor, seconds = texts.pop("expires_after[anchor]", None), texts.pop("expires_after[seconds]", None)
-    lifetime = _BATCH_LIFETIME_S if purpose == "batch" else None
+    lifetime = BATCH_LIFETIME_S if purpose == "batch" else None
     if anchor is not None or seconds is not None:
         digits = seconds is not None and seconds.isascii() and seconds.isdigit() and len(seconds) < _DIGITS
         lifetime = lifetime_of(anchor, int(seconds) if digits and seconds is not None else None, "expires_after")
-    if texts:
-        raise InvalidField(next(iter(texts))[:80], "there is no such field", code="unknown_parameter")
-    return NewFile(
-        id=id_,
-        tenant_id=payer.tenant_id,
-        project_id=payer.project_id,
-        purpose="batch" if purpose == "batch" else "user_data",
-        filename=_plain_name(form.filename),
-        bytes=size,
-        lifetime_s=lifetime,
-    )
+    return purpose, lifetime
 
 
 _DIGITS = 12
 
 
-def _plain_name(name: str) -> str:
+def plain_name(name: str) -> str:
     """The last part of a name that may have been a path, without what no name has."""
     last = re.split(r"[/\\]", _UNUSABLE.sub("", name))[-1].strip()
     return last[:_LONGEST_NAME] if last not in ("", ".", "..") else "file"

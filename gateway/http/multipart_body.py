@@ -27,21 +27,23 @@ Take = Callable[[bytes], Awaitable[None]]
 
 
 class Form(Struct, frozen=True):
-    """The texts of a form, by name, and the name that its file has; None without a file."""
+    """The texts of a form, by name, and the name that its file has; None without a file. `media_type`: of the file, if
+    the form says one."""
 
     texts: dict[str, str]
     filename: str | None
+    media_type: str | None = None
 
 
-async def read_form(request: Request[Any, Any, Any], silent_s: float, take: Take) -> Form:
-    """The form of a request. `take` takes the bytes of the field `file` as they come. Raises InvalidRequest,
+async def read_form(request: Request[Any, Any, Any], silent_s: float, take: Take, field: str = "file") -> Form:
+    """The form of a request. `take` takes the bytes of the field with the file as they come. Raises InvalidRequest,
     BodyTooSlow if nothing comes for `silent_s` seconds, ClientLeft, and what `take` raises."""
     if request.headers.get("content-encoding", "identity") not in ("", "identity"):
         raise UnsupportedEncoding("Content-Encoding is not supported here; send the body uncompressed.")
     media_type, options = parse_options_header(request.headers.get("content-type", ""))
     if media_type != _MEDIA_TYPE or not options.get("boundary"):
         raise InvalidRequest(f"Send the file as a form ({_MEDIA_TYPE} with a boundary).", code="invalid_form")
-    reader = _FormReader(take)
+    reader = _FormReader(take, field)
     try:
         with PushMultipartParser(options["boundary"], max_segment_count=_MOST_PARTS) as parser:
             async for piece in _pieces(request, silent_s):
@@ -49,14 +51,16 @@ async def read_form(request: Request[Any, Any, Any], silent_s: float, take: Take
                     await reader.read(event)
     except (MultipartError, UnicodeError) as error:
         raise InvalidRequest(f"The form cannot be read: {error}.", code="invalid_form") from error
-    return Form(reader.texts, reader.filename)
+    return Form(reader.texts, reader.filename, reader.media_type)
 
 
 class _FormReader:
-    def __init__(self, take: Take) -> None:
+    def __init__(self, take: Take, file_field: str) -> None:
         self.texts: dict[str, str] = {}
         self.filename: str | None = None
+        self.media_type: str | None = None
         self._take = take
+        self._file_field = file_field
         self._field = ""
         self._is_file = False
         self._text = bytearray()
@@ -76,11 +80,11 @@ class _FormReader:
 
     def _begin(self, part: MultipartSegment) -> None:
         self._field, self._text = part.name[:_MOST_TEXT], bytearray()
-        self._is_file = self._field == "file"
+        self._is_file = self._field == self._file_field
         if self._field in self.texts or (self._is_file and self.filename is not None):
             raise InvalidField(self._field, "the form has it twice")
         if self._is_file:
-            self.filename = part.filename or ""
+            self.filename, self.media_type = part.filename or "", part.content_type
 
     def _end(self) -> None:
         if not self._is_file:

@@ -32,6 +32,8 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "recipient": ("billing@example.com",),
     "inexact": ("a new context tier cuts an old one",),
     "account": ("clearing",),
+    "mime_type": ("application/jsonl",),
+    "filename": ("questions.jsonl",),
     "after": (_UUID,),
     "action": ("price_sheet.activated",),
     "actor": ("Ada",),

@@ -40,6 +40,7 @@ PATH_PARAMETERS: Mapping[str, tuple[str, Any]] = {
     "task": ("The id of a task for finance.", "01934f6e-0d2a-7b3c-8e51-a9c4d7f60b12"),
     "tenant": ("The name of a tenant, or `tenant_<hex>`.", "acme"),
     "top_up": ("The id of a top-up.", "01934f6e-0d2a-7b3c-8e51-a9c4d7f60b12"),
+    "upload": ("The id of an upload.", f"upload_{_HEX}"),
     "user": ("The id of a user.", f"user_{_HEX}"),
     "path": ("The path of a page, which the script of the console reads.", "/tenants/acme/overview"),
 }

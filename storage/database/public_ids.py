@@ -27,6 +27,8 @@ PREFIXES: Mapping[str, str] = {
     "cache": "cache_",
     "response": "resp_",
     "file": "file_",
+    "upload": "upload_",
+    "upload_part": "part_",
     "batch": "batch_",
     "message_batch": "msgbatch_",
     "request": "req_",

@@ -83,6 +83,7 @@ RECORDED = {
     "PATCH /v1/caches/{name:str}": "cache",
     "DELETE /v1/responses/{name:str}": "response",
     **{"POST /v1/files": "file", "DELETE /v1/files/{file:str}": "file"},
+    "POST /v1/uploads/{upload:str}/complete": "file",
     **{
         f"POST {base}{more}": "batch"
         for base in ("/v1/batches", "/v1/messages/batches")
@@ -90,6 +91,8 @@ RECORDED = {
     },
     "DELETE /v1/messages/batches/{batch:str}": "batch",
     f"DELETE {_PROJECT}/responses/{{response:str}}": "response",
+    f"POST {_TENANT}/batches/{{batch:str}}/cancel": "batch",
+    f"DELETE {_TENANT}/files/{{file:str}}": "file",
     f"PATCH {_PROJECT}/response-policy": "response_policy",
     f"PATCH {_PROJECT}/receipt-policy": "receipt_policy",
     **{f"POST {_ADMIN}/users/{{user:str}}/{verb}": "user" for verb in ("disable", "enable", "links")},
@@ -127,6 +130,10 @@ NOT_RECORDED = {
         for base in (_TENANT, "/v1")
         for what in ("webhooks/{name:str}/test", "webhook_deliveries/{name:str}/resend")
     },
+    **dict.fromkeys(
+        ("POST /v1/uploads", *(f"POST /v1/uploads/{{upload:str}}/{what}" for what in ("parts", "cancel"))),
+        "room for a file that is not there yet: what becomes of it is recorded",
+    ),
     "POST /v1/responses/{name:str}/cancel": "its usage event says that it was",
     f"POST {_ADMIN}/session/confirm": "the same user in the same session",
     f"POST {_ADMIN}/users/me/totp": "counts when it is confirmed",

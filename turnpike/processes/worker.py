@@ -37,6 +37,7 @@ from billing.transaction.budget_charges import name_budget_subjects
 from file_store.blobs import FolderBlobs
 from file_store.store import FORGOTTEN as FORGOTTEN_FILES
 from file_store.store import FileStore
+from file_store.uploads import UploadStore
 from prompt_cache.history.store import History
 from prompt_cache.promise.lease_storage import LeaseStorage
 from prompt_cache.promise.scope_keys import ScopeKeys
@@ -192,7 +193,11 @@ def jobs(admin: AdminServices, database: Database) -> list[Job]:
         users = await admin.users.forget_old()
         responses = await forget_expired(database)
         claims = await forget_expired_claims(database)
-        content = {"files": await files.forget(), "batches": await BatchStore(files).forget()}
+        content = {
+            "files": await files.forget(),
+            "uploads": await UploadStore(files).forget(),
+            "batches": await BatchStore(files).forget(),
+        }
         waterfall_store = WaterfallStore(database, settings.waterfall_keep_days * _DAY_S)
         waterfalls = await waterfall_store.forget_old()
         refused = await RefusedRequestStore(database, settings.waterfall_keep_days * _DAY_S).forget_old()
@@ -208,7 +213,7 @@ def jobs(admin: AdminServices, database: Database) -> list[Job]:
             removed >= REMOVAL_BATCH
             or at_most >= BATCH
             or max(responses, claims) >= FORGOTTEN
-            or (content["files"] >= FORGOTTEN_FILES)
+            or max(content["files"], content["uploads"]) >= FORGOTTEN_FILES
         )
 
     async def receipts() -> bool:

@@ -11,8 +11,11 @@ from tests.gateway.access.proofs_v1 import (
     _export,
     _marked_chat,
     _names,
+    a_batch,
     a_closed_day,
+    a_file,
     a_response,
+    an_ended_batch,
     an_endpoint,
 )
 from tests.gateway.access.world import Place, World, bearer
@@ -23,6 +26,44 @@ async def made(world: World, place: Place, path: str, body: Any, by: str = "admi
     answer = await world.call(method, f"/admin/v1{path}", bearer(place.keys[by]), body=body)
     assert answer.is_success, f"{path}: {answer.text}"
     return answer.json()
+
+
+@proof("admin_list_batches")
+async def _(world: World, place: Place) -> Call:
+    return Call({"tenant": place.tenant_name}, query={"limit": 100}, tells=(await a_batch(world, place),))
+
+
+@proof("admin_retrieve_batch", "admin_cancel_batch")
+async def _(world: World, place: Place) -> Call:
+    return Call({"tenant": place.tenant_name, "batch": await a_batch(world, place)})
+
+
+@proof("admin_download_batch_results", "admin_list_failed_batch_lines")
+async def _(world: World, place: Place) -> Call:
+    await _readable(world, place)
+    return Call({"tenant": place.tenant_name, "batch": await an_ended_batch(world, place)})
+
+
+@proof("admin_list_files")
+async def _(world: World, place: Place) -> Call:
+    return Call({"tenant": place.tenant_name}, query={"limit": 100}, tells=(await a_file(world, place),))
+
+
+@proof("admin_retrieve_file", "admin_delete_file")
+async def _(world: World, place: Place) -> Call:
+    return Call({"tenant": place.tenant_name, "file": await a_file(world, place)})
+
+
+@proof("admin_download_file")
+async def _(world: World, place: Place) -> Call:
+    await _readable(world, place)
+    return Call({"tenant": place.tenant_name, "file": await a_file(world, place)})
+
+
+async def _readable(world: World, place: Place) -> None:
+    """Let people read what the place's project keeps."""
+    policy = "/tenants/{tenant}/projects/{project}/response-policy".format(**_of_project(place))
+    await made(world, place, policy, {"readable": True}, method="PATCH")
 
 
 def fresh(what: str) -> str:
@@ -385,8 +426,7 @@ async def _(world: World, place: Place) -> Call:
 
 @proof("admin_read_project_response", "admin_delete_project_response")
 async def _(world: World, place: Place) -> Call:
-    policy = "/tenants/{tenant}/projects/{project}/response-policy".format(**_of_project(place))
-    await made(world, place, policy, {"readable": True}, method="PATCH")
+    await _readable(world, place)
     return Call({**_of_project(place), "response": await a_response(world, place)})
 
 

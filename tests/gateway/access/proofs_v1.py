@@ -101,6 +101,16 @@ async def a_batch(world: World, place: Place) -> str:
     return str(answer.json()["id"])
 
 
+async def an_ended_batch(world: World, place: Place) -> str:
+    """The id of a new batch of the place that has ended."""
+    name = await a_batch(world, place)
+    while True:
+        answer = await world.call("GET", f"/v1/batches/{name}", bearer(place.keys["project_key"]))
+        if answer.json()["status"] == "completed":
+            return name
+        await asyncio.sleep(0.05)
+
+
 async def a_message_batch(world: World, place: Place, *, ended: bool = False) -> str:
     """The id of a new message batch of the place, which has `ended` or still waits."""
     world.stack.say("said", queued=0.0 if ended else 5.0)
@@ -130,6 +140,39 @@ async def _(world: World, place: Place) -> Call:
 @proof("retrieve_file", "download_file", "delete_file")
 async def _(world: World, place: Place) -> Call:
     return Call({"file": await a_file(world, place)})
+
+
+async def an_upload(world: World, place: Place) -> str:
+    """The id of a new upload of the place, which is for two bytes and has none."""
+    answer = await world.call("POST", "/v1/uploads", bearer(place.keys["project_key"]), body=_UPLOAD)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["id"])
+
+
+_UPLOAD = {"bytes": 2, "filename": "a.jsonl", "mime_type": "application/jsonl", "purpose": "batch"}
+
+
+@proof("create_upload")
+async def _(world: World, place: Place) -> Call:
+    return Call(body=_UPLOAD)
+
+
+@proof("add_upload_part")
+async def _(world: World, place: Place) -> Call:
+    body = b'--x\r\nContent-Disposition: form-data; name="data"; filename="a"\r\n\r\n{}\r\n--x--\r\n'
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    return Call({"upload": await an_upload(world, place)}, body=body, headers=headers)
+
+
+@proof("complete_upload")
+async def _(world: World, place: Place) -> Call:
+    answer = await world.call("POST", "/v1/uploads", bearer(place.keys["project_key"]), body=_UPLOAD | {"bytes": 0})
+    return Call({"upload": str(answer.json()["id"])}, body={"part_ids": []})
+
+
+@proof("cancel_upload")
+async def _(world: World, place: Place) -> Call:
+    return Call({"upload": await an_upload(world, place)})
 
 
 @proof("create_batch")

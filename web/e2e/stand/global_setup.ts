@@ -46,6 +46,7 @@ export default async function setUp(project: TestProject): Promise<() => Promise
     const owner = await signInByLink(url, folder);
     for (const email of [FINANCE, ADMIN]) await givePassword(url, owner, email);
     await makeEmptyTenant(url, owner.cookie);
+    await makeBatch(url, owner.cookie);
     project.provide('stand', { url, folder, demonstration, owner: owner.cookie });
   } catch (error) {
     await role.stop('SIGKILL');
@@ -84,6 +85,36 @@ export function copyDemonstration(from: string, to: string): void {
 /** A tenant that has nothing yet, for pages without data. */
 async function makeEmptyTenant(url: string, cookie: string): Promise<void> {
   await call(url, { cookie }, 'POST', '/admin/v1/tenants', { name: EMPTY_TENANT });
+}
+
+/** A batch of a tenant that has no other, whose second line is wrong; and so a file. */
+async function makeBatch(url: string, cookie: string): Promise<void> {
+  const tenant = '/admin/v1/tenants/nordlicht';
+  const projects = await call<{ data: { name: string }[] }>(url, { cookie }, 'GET', `${tenant}/projects`);
+  const { key } = await call<{ key: string }>(url, { cookie }, 'POST', `${tenant}/keys`, {
+    project: projects.data[0]!.name,
+    name: 'batches',
+  });
+  const headers = { authorization: `Bearer ${key}` };
+  const form = new FormData();
+  const body = { model: 'stdlib-qa', max_tokens: 5, messages: [{ role: 'user', content: 'What does csv do?' }] };
+  const line = JSON.stringify({ custom_id: 'csv', method: 'POST', url: '/v1/chat/completions', body });
+  form.append('purpose', 'batch');
+  form.append('file', new Blob([`${line}\n${line}\n`]), 'questions.jsonl');
+  const file = await answered(await fetch(`${url}/v1/files`, { method: 'POST', headers, body: form }));
+  const order = { input_file_id: file.id, endpoint: '/v1/chat/completions', completion_window: '24h' };
+  await answered(
+    await fetch(`${url}/v1/batches`, {
+      method: 'POST',
+      headers: { ...headers, 'content-type': 'application/json' },
+      body: JSON.stringify(order),
+    }),
+  );
+}
+
+async function answered(response: Response): Promise<{ id: string }> {
+  if (!response.ok) throw new Error(`${response.url}: ${await response.text()}`);
+  return (await response.json()) as { id: string };
 }
 
 export const EMPTY_TENANT = 'newcomer';

@@ -4,6 +4,7 @@ import { createRouter } from '@tanstack/react-router';
 
 import { ProblemPage } from '~/components/ProblemPage';
 import { accountRoutes, platformAccessRoutes, signInRoutes, tenantAccessRoutes } from '~/pages/access/routes';
+import { tenantBatchRoutes } from '~/pages/batches/routes';
 import { platformFleetRoutes } from '~/pages/fleet/routes';
 import { homeRoute } from '~/pages/home/routes';
 import { platformMoneyRoutes, tenantMoneyRoutes } from '~/pages/money/routes';
@@ -29,6 +30,7 @@ const routeTree = rootRoute.addChildren([
     tenantRoute.addChildren([
       ...tenantUsageRoutes,
       ...tenantRequestRoutes,
+      ...tenantBatchRoutes,
       ...tenantPlaygroundRoutes,
       ...tenantAccessRoutes,
       ...tenantMoneyRoutes,

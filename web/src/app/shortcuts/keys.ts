@@ -8,6 +8,8 @@ const LETTERS: Record<string, string> = {
   '/tenants/$tenant/cache': 'c',
   '/tenants/$tenant/requests': 'r',
   '/tenants/$tenant/refused': 'x',
+  '/tenants/$tenant/batches': 'j',
+  '/tenants/$tenant/files': 'g',
   '/tenants/$tenant/playground': 'y',
   '/tenants/$tenant/keys': 'k',
   '/tenants/$tenant/projects': 'p',

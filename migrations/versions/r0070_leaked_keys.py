@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "r0121"
-down_revision = "r0120"
+revision = "r0070"
+down_revision = "r0069"
 branch_labels = None
 depends_on = None
 

@@ -8,7 +8,7 @@ from sqlalchemy.dialects import postgresql
 
 from storage.database.base import STRICT
 
-revision = "r0120"
+revision = "r0069"
 down_revision = "r0068"
 branch_labels = None
 depends_on = None
