@@ -19,6 +19,7 @@ from gateway.errors import NotAuthenticated, SuspendedError
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import DatabaseUnavailable
 from tenancy.authenticator import AuthenticationFailed
+from tracing.options import TraceOptions
 
 if TYPE_CHECKING:
     from billing.exports.jobs import ExportJobs
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from tenancy.repositories import Tenancy
     from tenancy.rights.key_limits import Network
     from tenancy.users.service import Users
+    from tracing.exporter import Traces
     from webhooks.endpoints import WebhookEndpoints
 
 _SETTLE_S = 10
@@ -70,7 +72,8 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     X-Forwarded-For is believed. `database_timeout`: how long a request waits for the
     database before it is answered with 503. `waterfall_days`: how long the worker keeps where the time of
     requests went, and which were refused; 0: not at all. `cors_origins`: whose pages may call /v1 from a browser, "*"
-    for all. `reminder_days`: days after an invoice's due date at which the worker reminds of it.
+    for all. `reminder_days`: days after an invoice's due date at which the worker reminds of it. `tracing`: which
+    requests are traced, and for whom.
     """
 
     body_limit: int = 8 * 1024 * 1024
@@ -92,6 +95,7 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     timeouts: RequestTimeouts = field(default_factory=RequestTimeouts)
     cors_origins: tuple[str, ...] = ()
     reminder_days: tuple[int, ...] = (3, 14, 30)
+    tracing: TraceOptions = TraceOptions()
 
 
 class GatewayServices(Struct, frozen=True, kw_only=True):
@@ -166,6 +170,7 @@ class Gateway:
         from gateway.metering.lease_outcomes import LeaseOutcomes
         from gateway.metering.usage_recorder import RefusedEntries, UsageRecorder
         from gateway.metrics.gateway_metrics import GatewayMetrics
+        from gateway.metrics.process_metrics import version
         from gateway.recovery.background_tasks import BackgroundTasks
         from gateway.recovery.journal_recovery import JournalRecovery
         from gateway.recovery.lost_attempts import LostAttempts
@@ -248,7 +253,12 @@ class Gateway:
         self.service_hours = ServiceHours(services.database)
         kept_s = services.options.waterfall_days * _DAY_S
         self.waterfalls = WaterfallWriter(WaterfallStore(services.database, kept_s), enabled=kept_s > 0)
-        services.settler.on_settled = self.waterfalls.settled
+        self.traces: Traces | None = None
+        if services.options.tracing.endpoint:
+            from tracing.exporter import Traces
+
+            self.traces = Traces(services.options.tracing, services.name, version(), self.metrics.traced)
+        services.settler.on_settled = self._settled
         self.receipt_policies = ReceiptPolicies(services.database)
         self.refused_requests = RefusedRequestWriter(RefusedRequestStore(services.database, kept_s), enabled=kept_s > 0)
         self.requests = RunningTasks(
@@ -268,6 +278,7 @@ class Gateway:
                 self.confirmations,
                 self.waterfalls,
                 ReceiptIssuer(services.receipt_keys),
+                self.traces,
             ),
             self._check_payer,
             self._check_key,
@@ -379,6 +390,12 @@ class Gateway:
             self.metrics.refresh()
             await asyncio.sleep(_REFRESH_S)
 
+    def _settled(self, request_ids: list[UUID]) -> None:
+        """These requests were billed just now: their times are whole."""
+        if self.traces is not None:
+            self.traces.settled(request_ids)
+        self.waterfalls.settled(request_ids)
+
     def _end(self, why: str) -> None:
         """Stop: this worker's epoch was declared over, so others may release the holds that it takes."""
         self.over = True
@@ -432,6 +449,8 @@ class Gateway:
         await self.services.settler.drain(_SETTLE_S)
         await self.services.settler.stop()
         await self.waterfalls.stop()
+        if self.traces is not None:
+            await self.traces.stop()
         await self.refused_requests.stop()
         await self._tasks.stop()
         self.threads.close()

@@ -34,6 +34,7 @@ from prompt_cache.kv.grouped_pool import GroupedPool
 from prompt_cache.tiers.identity import ScopeAccess
 from protocol.replicas import Scope, owner_of
 from protocol.requests import Generate, Lane, Refusal
+from protocol.trace_context import trace_id_of
 
 _STOP_PAUSE_S = 0.002
 _LEAST_CLOSE_S = 0.5
@@ -143,11 +144,15 @@ class Engine:
             self.outputs.reject(generate.id, generate.attempt, error)
             return
         except Exception as error:  # raised by a grammar's library, for example: other requests go on
-            logger.exception("a request could not be taken", request_id=generate.id)
+            logger.exception(
+                "a request could not be taken", request_id=generate.id, trace_id=trace_id_of(generate.traceparent)
+            )
             what = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
             self.outputs.reject(generate.id, generate.attempt, Rejected(what))
             return
         parent.timeline, self._requests[generate.id] = RequestTimeline(arrived), parent
+        if generate.traceparent:
+            parent.trace_id = trace_id_of(generate.traceparent)
         for first in parent.open()[:1]:
             self._timeouts.watch(first)
             self.scheduler.add(first)

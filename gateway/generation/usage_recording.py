@@ -88,7 +88,8 @@ class UsageRecording:
         await self._deps.recorder.use(hold, event, failing=failing)
         if sequence:
             self._deps.fleet.acknowledge(stream, sequence)
-        self._deps.metrics.finished(prepared.model.name, ended.outcome.status, event.usage)
+        lane = prepared.generation.lane
+        self._deps.metrics.finished(prepared.model.name, lane, ended.outcome.status, event.usage)
         self._deps.blocks.note(prepared, stream.model_digest, wrote=bool(event.usage.write))
         return RecordedUsage(event, None if pending is None else pending.issue())
 

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from billing.settlement.settler import Settler
@@ -27,6 +28,7 @@ from billing.usage import Usage
 from gateway.fleet.replica_link import ReplicaLink
 from gateway.metrics.process_metrics import BuildInfo, ProcessMetrics
 from protocol.metric_help import metric_help_text
+from protocol.trace_context import TraceContext
 from storage.disk_space import DiskWatch
 
 FILE_KINDS = ("counter", "histogram", "gauge_sum", "gauge_max", "gauge_min")
@@ -54,6 +56,7 @@ def allocate_files(folder: Path, worker: str) -> None:
             os.posix_fallocate(file.fileno(), 0, _FIRST_BYTES)
 
 
+_END = b"# EOF\n"
 _FIRST_TOKEN = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_:]")
@@ -128,7 +131,7 @@ class GatewayMetrics:
             Histogram(
                 "turnpike_time_to_first_token_seconds",
                 "From admission to the first token",
-                ["model"],
+                ["model", "lane"],
                 buckets=_FIRST_TOKEN,
                 registry=self.registry,
             )
@@ -178,7 +181,15 @@ class GatewayMetrics:
             )
         )
         self._ended = _by_labels(
-            Counter("turnpike_generations", "Generations ended", ["model", "status"], registry=self.registry)
+            Counter("turnpike_generations", "Generations ended", ["model", "lane", "status"], registry=self.registry)
+        )
+        self._traced = _by_labels(
+            Counter(
+                "turnpike_traced_requests",
+                "Requests whose traces the collector has, or that were left out",
+                ["outcome"],
+                registry=self.registry,
+            )
         )
 
     def _up(self, name: str, text: str) -> Gauge:
@@ -251,9 +262,14 @@ class GatewayMetrics:
         """Count an HTTP response. `model` is empty if the request named none."""
         self._requests(model, str(status)).inc()
 
-    def first_token(self, model: str, seconds: float) -> None:
-        """Record the time to the first token."""
-        self._first_token(model).observe(seconds)
+    def first_token(self, model: str, lane: str, seconds: float, trace: TraceContext | None = None) -> None:
+        """Record the time to the first token. `trace`: the request's, which is shown as an example if it is sampled."""
+        exemplar = {"trace_id": trace.trace_id} if trace is not None and trace.sampled else None
+        self._first_token(model, lane).observe(seconds, exemplar)
+
+    def traced(self, outcome: str, requests: int) -> None:
+        """Count requests whose traces were `sent` to the collector, or `dropped`."""
+        self._traced(outcome).inc(requests)
 
     def tried_again(self, model: str) -> None:
         """Count a request that was sent to another replica before any of its tokens had come."""
@@ -278,9 +294,9 @@ class GatewayMetrics:
         for _ in range(tokens):
             histogram.observe(seconds / tokens)
 
-    def finished(self, model: str, status: str, usage: Usage) -> None:
+    def finished(self, model: str, lane: str, status: str, usage: Usage) -> None:
         """Count a generation whose usage is durable, and its tokens."""
-        self._ended(model, status).inc()
+        self._ended(model, lane, status).inc()
         for meter, tokens in usage.meters().items():
             if tokens:
                 self._tokens(model, meter).inc(tokens)
@@ -289,6 +305,12 @@ class GatewayMetrics:
         """Poll the metrics added by `watch`, so that whichever worker is scraped can report them."""
         for gauge, value in self._polled:
             gauge.set(value())
+
+    def exposition_with_exemplars(self) -> bytes:
+        """The metrics of a worker that is alone, in OpenMetrics' format, with traces as examples. Workers that share
+        files keep no examples in them."""
+        self.refresh()
+        return openmetrics.generate_latest(self.registry).removesuffix(_END) + openmetrics.generate_latest(self._local)
 
     def exposition(self) -> bytes:
         """The metrics of all workers in Prometheus' text format; those of replicas as this worker sees them."""

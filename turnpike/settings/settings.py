@@ -19,6 +19,7 @@ from engine.options import parse_speculation, split_speculation
 from engine.scheduling.fairness.lanes import LANE_WEIGHTS
 from protocol.requests import LANES, Lane
 from storage.reported_error import ReportedError
+from tracing.options import TraceOptions, read_headers
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 DEMO_MODEL = CHECKOUT / "models" / "stdlib-qa"
@@ -441,6 +442,31 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             at_most=400,
         ),
     ] = 7.0
+    otlp_endpoint: Annotated[
+        str,
+        _about(
+            "collector for traces by OTLP over HTTP, such as http://127.0.0.1:4318; empty: nothing is traced",
+            SERVE,
+            GATEWAY,
+        ),
+    ] = ""
+    otlp_headers_file: Annotated[
+        str, _about("file with headers for the collector, NAME: VALUE a line; it is read at the start", SERVE, GATEWAY)
+    ] = ""
+    trace_ratio: Annotated[
+        float,
+        _about(
+            "part of requests that is traced, whatever comes of them; errors of ours and slow ones always are",
+            SERVE,
+            GATEWAY,
+            at_least=0,
+            at_most=1,
+        ),
+    ] = 0.01
+    trace_slow: Annotated[
+        float,
+        _about("seconds to the first token beyond which a request is traced always", SERVE, GATEWAY, at_least=0),
+    ] = 10.0
     webhook_keep_days: Annotated[
         int, _about("days after which ended messages and deliveries are forgotten", SERVE, WORKER, at_least=1)
     ] = 90
@@ -663,6 +689,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             if origin != "*" and not re.fullmatch(r"https?://[A-Za-z0-9.\-\[\]:]+", origin):
                 raise SettingError(f"cors_origins: {origin!r} is not an origin such as https://app.example, nor *")
         return origins
+
+    @property
+    def trace_options(self) -> TraceOptions:
+        """Which requests are traced, and who is told. Raises SettingError."""
+        if self.otlp_endpoint and not re.fullmatch(r"https?://[^\s?#]+", self.otlp_endpoint):
+            raise SettingError(f"otlp_endpoint: {self.otlp_endpoint!r} is not an http:// or https:// address")
+        try:
+            headers = read_headers(self.otlp_headers_file) if self.otlp_headers_file else {}
+        except (OSError, ValueError) as error:
+            raise SettingError(f"otlp_headers_file: {error}") from error
+        return TraceOptions(
+            endpoint=self.otlp_endpoint, ratio=self.trace_ratio, slow=self.trace_slow, headers=tuple(headers.items())
+        )
 
     @property
     def own_gateway_name(self) -> str:
