@@ -166,7 +166,9 @@ def _parts(bars: Sequence[Bar]) -> list[_Part]:
 
 
 def _part(own: Span, part: _Part, record: Record, computed: Mapping[int, Sequence[int]]) -> Span:
-    attributes: dict[str, Value] = {names.STAGE + stage: took for stage, took in part.stages.items()}
+    attributes: dict[str, Value] = {}
+    if len(part.stages) > 1:
+        attributes |= {names.STAGE + stage: took for stage, took in part.stages.items() if took}
     if 0 < part.attempt <= len(record.attempts):
         attempt = record.attempts[part.attempt - 1]
         attributes[names.ATTEMPT] = part.attempt
