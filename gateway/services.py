@@ -6,6 +6,7 @@ What a worker is made of is imported when one is made: commands have routes, and
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Callable, Iterable, Sized
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from msgspec import Struct, field
 from billing.reservation.allowances import BUSY
 from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.errors import NotAuthenticated, SuspendedError
+from gateway.fleet.replica_rates import DeviceCosts, FleetRates
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import DatabaseUnavailable
 from tenancy.authenticator import AuthenticationFailed
@@ -73,7 +75,7 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     database before it is answered with 503. `waterfall_days`: how long the worker keeps where the time of
     requests went, and which were refused; 0: not at all. `cors_origins`: whose pages may call /v1 from a browser, "*"
     for all. `reminder_days`: days after an invoice's due date at which the worker reminds of it. `tracing`: which
-    requests are traced, and for whom.
+    requests are traced, and for whom. `costs`: what replicas' hardware costs, and its limits.
     """
 
     body_limit: int = 8 * 1024 * 1024
@@ -96,6 +98,7 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     cors_origins: tuple[str, ...] = ()
     reminder_days: tuple[int, ...] = (3, 14, 30)
     tracing: TraceOptions = TraceOptions()
+    costs: DeviceCosts = DeviceCosts()
 
 
 class GatewayServices(Struct, frozen=True, kw_only=True):
@@ -196,6 +199,7 @@ class Gateway:
         self.lingering_connections: Sized = ()
         """Those that are being closed while their client still sends or reads."""
         self.metrics = GatewayMetrics(services.name)
+        self.fleet_rates = FleetRates(services.fleet.links, services.options.costs)
         self.disk = DiskWatch([services.spool.folder, *services.database.folders])
         self.refused = RefusedEntries(services.database)
         self.metrics.watch(
@@ -208,6 +212,7 @@ class Gateway:
             lingering=lambda: len(self.lingering_connections),
             limits_degraded=lambda: services.limiter.degraded,
             waterfalls_dropped=lambda: self.waterfalls.dropped,
+            rates=self.fleet_rates,
         )
         self.allowances = Allowances(
             services.holds,
@@ -359,7 +364,7 @@ class Gateway:
         services.fleet.on_stray = self.recovery.stray
         self.orphaned_holds.start()
         services.fleet.start()
-        self._tasks.start(self._probe_dependencies(), self.bodies.return_memory())
+        self._tasks.start(self._probe_dependencies(), self.bodies.return_memory(), self.fleet_rates.run())
         if services.scope_keys is not None:
             self._tasks.start(ForgottenScopes(services.scope_keys, services.domains, services.fleet.links).run())
         if services.domains.shared is not None:
@@ -390,7 +395,7 @@ class Gateway:
             self.metrics.refresh()
             await asyncio.sleep(_REFRESH_S)
 
-    def _settled(self, request_ids: list[UUID]) -> None:
+    def _settled(self, request_ids: list[uuid.UUID]) -> None:
         """These requests were billed just now: their times are whole."""
         if self.traces is not None:
             self.traces.settled(request_ids)

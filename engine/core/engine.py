@@ -17,6 +17,7 @@ from engine.core.output_processor import MAX_ERROR_CHARS, OutputProcessor, StepR
 from engine.core.parent_request import ParentRequest
 from engine.core.quarantine import Quarantine
 from engine.core.request_timeline import RequestTimeline
+from engine.core.step_traffic import UNKNOWN_SIZE, ModelSize, StepTraffic
 from engine.core.timeouts import TimeoutWatch
 from engine.execution.executor import StepExecutor
 from engine.grammar.guide import Grammar, Grammars
@@ -80,6 +81,7 @@ class Engine:
         grammars: Grammars | None = None,
         publishes: bool = True,
         speculation: Speculation = NO_SPECULATION,
+        size: ModelSize = UNKNOWN_SIZE,
     ) -> None:
         self.executor = executor
         self.copies = executor.copies
@@ -88,6 +90,7 @@ class Engine:
         self.tiers = tiers
         self.limits = limits
         self.steps = 0
+        self.traffic = StepTraffic(size)
         self.quarantine = Quarantine(clock=clock) if quarantine is None else quarantine
         self.fairness = FairShare(self.costs, weights=limits.lane_weights)
         self.scheduler = Scheduler(
@@ -329,8 +332,10 @@ class Engine:
             except DeviceFailed:
                 self.quarantine.record_device_failure({work.request.input_key() for work in step.work})
                 raise
+            took = time.perf_counter() - began
+            self.traffic.count(step.work, took)
             if len(step.work) == 1 and isinstance(work := step.work[0], Prefill):
-                self.scheduler.tiers.restores.chooser.computed(work.start, work.count, time.perf_counter() - began)
+                self.scheduler.tiers.restores.chooser.computed(work.start, work.count, took)
             self.outputs.commit(step.work, outcomes, began_at)
         return self.outputs.take_result()
 

@@ -29,6 +29,7 @@ from engine.scheduling.tier import Tier
 from engine.startup.draft_checkpoint import ServedParts, load_drafter
 from engine.startup.kept_trials import KeptTrials
 from engine.startup.kv_size import block_counts, host_block_counts
+from engine.startup.model_size import model_size
 from engine.startup.numerics import numerics_id
 from engine.startup.options import ReplicaOptions
 from engine.startup.runner_choice import make_ready, make_runner, with_step_sizes
@@ -109,6 +110,7 @@ def assemble(
         weights=options.weights,
     )
     report_formats(model, options.kv_dtype, like)
+    size = model_size(model, config)
     options = with_step_sizes(options, model, like)
     blocks = block_counts(options, model.groups, like.device, context)
     kept = host_block_counts(options, model.groups, blocks)
@@ -159,6 +161,7 @@ def assemble(
             quarantine=Quarantine(options.data / "quarantine"),
             publishes=is_invariant,
             speculation=speculation,
+            size=size,
         ),
         ServedModel(name, digest, text_digest(options.model), dtype, config.vocabulary),
         Layout(BLOCK_TOKENS, model.groups),

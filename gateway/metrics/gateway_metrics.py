@@ -22,12 +22,15 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
+from billing.money import PICO
 from billing.settlement.settler import Settler
 from billing.spool.spool import Spool
-from billing.usage import Usage
+from billing.usage import UsageEvent
 from gateway.fleet.replica_link import ReplicaLink
+from gateway.fleet.replica_rates import FleetRates
 from gateway.metrics.process_metrics import BuildInfo, ProcessMetrics
 from protocol.metric_help import metric_help_text
+from protocol.requests import LANES
 from protocol.trace_context import TraceContext
 from storage.disk_space import DiskWatch
 
@@ -77,8 +80,9 @@ class _HasLinks(Protocol):
 class _ReplicaMetrics(Collector):
     """The metrics in the last heartbeat of each replica."""
 
-    def __init__(self, fleet: _HasLinks) -> None:
+    def __init__(self, fleet: _HasLinks, rates: FleetRates | None) -> None:
         self._fleet = fleet
+        self._rates = rates
 
     def collect(self) -> Iterable[Metric]:
         labels = ["replica", "model"]
@@ -101,9 +105,41 @@ class _ReplicaMetrics(Collector):
             put("turnpike_replica_steps_total", "Steps of the engine", link, float(beat.steps))
             put("turnpike_replica_running", "Requests in the batch", link, float(beat.running))
             put("turnpike_replica_waiting", "Requests queued, all lanes", link, float(sum(beat.waiting.values())))
+            self._put_economics(put, link)
             for name, value in beat.metrics.items():
                 put(_NOT_IN_NAMES.sub("_", name), metric_help_text(name), link, value)
-        return families.values()
+        yield from families.values()
+        yield self._lanes()
+
+    def _put_economics(self, put: Callable[[str, str, ReplicaLink, float], None], link: ReplicaLink) -> None:
+        if self._rates is None:
+            return
+        if cost := self._rates.costs.replica_hour:
+            put("turnpike_replica_cost_per_hour", "What the replica costs an hour, by the settings", link, cost)
+        if (rates := self._rates.of(link)) is None:
+            return
+        for name, text, value in (
+            ("busy_ratio", "The share of the last minute in which its steps ran", rates.busy),
+            ("bandwidth_ratio", "The share of its memory's bandwidth that its steps used (MBU)", rates.bandwidth),
+            ("arithmetic_ratio", "The share of its arithmetic that its steps used (MFU)", rates.arithmetic),
+        ):
+            if value is not None:
+                put(f"turnpike_replica_{name}", text, link, value)
+
+    def _lanes(self) -> Metric:
+        """Engine time by lane: by it a replica's cost is divided among lanes."""
+        labels = ["replica", "model", "lane"]
+        family = CounterMetricFamily("turnpike_replica_lane_seconds", "Engine time that a lane got", labels=labels)
+        for link in self._fleet.links:
+            if link.beat is None or link.hello is None:
+                continue
+            lanes = dict.fromkeys(LANES, 0)
+            for flow, micros in link.beat.service.items():
+                lane = flow.partition("/")[0]
+                lanes[lane] = lanes.get(lane, 0) + micros
+            for lane, micros in lanes.items():
+                family.add_metric([link.replica, link.hello.model.name, lane], micros / 1e6)
+        return family
 
 
 class GatewayMetrics:
@@ -183,6 +219,14 @@ class GatewayMetrics:
         self._ended = _by_labels(
             Counter("turnpike_generations", "Generations ended", ["model", "lane", "status"], registry=self.registry)
         )
+        self._billed = _by_labels(
+            Counter(
+                "turnpike_billed_money",
+                "What requests cost their tenants, in units of the currency; the ledger has it exactly",
+                ["model", "lane", "currency"],
+                registry=self.registry,
+            )
+        )
         self._traced = _by_labels(
             Counter(
                 "turnpike_traced_requests",
@@ -209,9 +253,10 @@ class GatewayMetrics:
         lingering: Callable[[], int] = lambda: 0,
         limits_degraded: Callable[[], bool] = lambda: False,
         waterfalls_dropped: Callable[[], int] = lambda: 0,
+        rates: FleetRates | None = None,
     ) -> None:
         """Add metrics that are polled. `refused`: entries of replicas' journals that nothing can be billed from."""
-        self._local.register(_ReplicaMetrics(fleet))
+        self._local.register(_ReplicaMetrics(fleet, rates))
         gauges: tuple[tuple[str, str, Literal["sum", "max", "min"], Callable[[], float]], ...] = (
             ("turnpike_spool_waiting", "Records durable and not settled", "sum", lambda: settler.lag),
             ("turnpike_spool_lag_seconds", "How long records have been waiting", "max", lambda: settler.lag_s),
@@ -294,9 +339,11 @@ class GatewayMetrics:
         for _ in range(tokens):
             histogram.observe(seconds / tokens)
 
-    def finished(self, model: str, lane: str, status: str, usage: Usage) -> None:
-        """Count a generation whose usage is durable, and its tokens."""
+    def finished(self, model: str, lane: str, status: str, event: UsageEvent, currency: str) -> None:
+        """Count a generation whose usage is durable, its tokens and its price."""
         self._ended(model, lane, status).inc()
+        self._billed(model, lane, currency).inc(event.cost_pico / PICO)
+        usage = event.usage
         for meter, tokens in usage.meters().items():
             if tokens:
                 self._tokens(model, meter).inc(tokens)

@@ -121,6 +121,7 @@ async def open_gateway_services(
                 cors_origins=settings.allowed_origins,
                 reminder_days=settings.reminder_levels,
                 tracing=settings.trace_options,
+                costs=settings.device_costs,
             ),
         )
     finally:

@@ -10,7 +10,7 @@ import re
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -20,6 +20,9 @@ from engine.scheduling.fairness.lanes import LANE_WEIGHTS
 from protocol.requests import LANES, Lane
 from storage.reported_error import ReportedError
 from tracing.options import TraceOptions, read_headers
+
+if TYPE_CHECKING:
+    from gateway.fleet.replica_rates import DeviceCosts
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 DEMO_MODEL = CHECKOUT / "models" / "stdlib-qa"
@@ -442,6 +445,40 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             at_most=400,
         ),
     ] = 7.0
+    cost_currency: Annotated[str, _about("currency of what hardware costs", SERVE, GATEWAY, ADMIN)] = "USD"
+    gpu_hour_cost: Annotated[
+        float,
+        _about(
+            "what one GPU, or another device, costs an hour without power; 0: not said",
+            *(SERVE, GATEWAY, ADMIN),
+            at_least=0,
+        ),
+    ] = 0.0
+    gpu_watts: Annotated[
+        float, _about("power of one device under load, in watts", SERVE, GATEWAY, ADMIN, at_least=0)
+    ] = 0.0
+    power_price: Annotated[float, _about("what a kilowatt-hour costs", SERVE, GATEWAY, ADMIN, at_least=0)] = 0.0
+    replica_devices: Annotated[int, _about("devices of a replica", SERVE, GATEWAY, ADMIN, at_least=1)] = 1
+    device_bandwidth: Annotated[
+        float,
+        _about(
+            "gigabytes that one device's memory moves a second, such as 4800; 0: not said",
+            SERVE,
+            GATEWAY,
+            ADMIN,
+            at_least=0,
+        ),
+    ] = 0.0
+    device_teraflops: Annotated[
+        float,
+        _about(
+            "10^12 operations of one device a second in the model's format, such as 989; 0: not said",
+            SERVE,
+            GATEWAY,
+            ADMIN,
+            at_least=0,
+        ),
+    ] = 0.0
     otlp_endpoint: Annotated[
         str,
         _about(
@@ -689,6 +726,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             if origin != "*" and not re.fullmatch(r"https?://[A-Za-z0-9.\-\[\]:]+", origin):
                 raise SettingError(f"cors_origins: {origin!r} is not an origin such as https://app.example, nor *")
         return origins
+
+    @property
+    def device_costs(self) -> DeviceCosts:
+        """What a replica's hardware costs and is able to do."""
+        from gateway.fleet.replica_rates import DeviceCosts  # few commands ask
+
+        return DeviceCosts(
+            currency=self.cost_currency,
+            hour_cost=self.gpu_hour_cost,
+            watts=self.gpu_watts,
+            power_price=self.power_price,
+            devices=self.replica_devices,
+            gigabytes=self.device_bandwidth,
+            teraflops=self.device_teraflops,
+        )
 
     @property
     def trace_options(self) -> TraceOptions:
