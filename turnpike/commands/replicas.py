@@ -82,7 +82,7 @@ def _lines(told: _Told) -> str:
     if (rates := told.rates) is not None:
         lines += [
             f"  at work {rates.busy:.0%} of {rates.seconds:.0f} s; a second: {rates.steps:.1f} steps, "
-            f"{rates.computed:.0f} prompt tokens computed, {rates.read:.0f} read from the cache, {rates.output:.0f} drawn",
+            f"{rates.computed:.0f} prompt tokens computed, {rates.read:.0f} read from KV, {rates.output:.0f} drawn",
             f"  bandwidth used (MBU) {_share(rates.bandwidth)}, arithmetic (MFU) {_share(rates.arithmetic)}",
         ]
         if told.hour_cost:

@@ -16,7 +16,8 @@ def test_the_demo_models_weights_are_those_of_its_file() -> None:
     config, like = read_config(folder), torch.empty(0, dtype=torch.float32)
     model = load_model(folder, config, like, best_tiling(like), 128)
     size = model_size(model, config)
-    # all linear weights, in fp32; norms, padding and a head that is held twice are what it may differ by
-    linear = size.token_operations / 2 * 4
-    assert 1.0 <= size.weight_bytes / linear < 2.1
+    rows = config.hidden * (config.heads + 2 * config.kv_heads) * config.head_dim + config.hidden * config.hidden
+    linear = (rows + 3 * config.hidden * config.intermediate) * 8 + config.hidden * config.vocabulary
+    assert size.token_operations == 2 * linear
+    assert 1.0 <= size.weight_bytes / (4 * linear) < 1.01  # norms and rotations are the rest
     assert [group for group, _ in size.groups] == list(model.groups)
