@@ -6,6 +6,7 @@ What a worker is made of is imported when one is made: commands have routes, and
 from __future__ import annotations
 
 import asyncio
+import itertools
 import uuid
 from collections.abc import Callable, Iterable, Sized
 from functools import wraps
@@ -54,6 +55,8 @@ _SETTLE_S = 10
 _DAY_S = 86_400
 _PROBE_S = 5.0
 """How often the metrics are told whether database and bus answer."""
+_PROBES_OF_HOLDS = 12
+"""After so many of them it is asked how old the oldest hold is."""
 _REFRESH_S = 1.0
 """How often one of several workers writes its metrics for the others to publish."""
 
@@ -380,9 +383,13 @@ class Gateway:
 
     async def _probe_dependencies(self) -> None:
         """Tell the metrics, again and again, whether the database and the bus answer."""
-        while True:
+        from billing.holds.age import oldest_hold_s
+
+        for probe in itertools.count():
             try:
                 await self.pings.wait(self.services.database.ping())
+                if probe % _PROBES_OF_HOLDS == 0:
+                    self.metrics.oldest_hold(await self.pings.wait(oldest_hold_s(self.services.database)))
             except DatabaseUnavailable:
                 answers = False
             else:

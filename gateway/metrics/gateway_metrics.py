@@ -160,6 +160,12 @@ class GatewayMetrics:
         self._local.register(ProcessMetrics(worker, folder))
         self._database_up = self._up("turnpike_database_up", "1 if the database answered when it was last asked")
         self._bus_up = self._up("turnpike_bus_up", "1 if revocations of keys reach this worker: Redis is connected")
+        self._oldest_hold = Gauge(
+            "turnpike_oldest_hold_seconds",
+            "How long the oldest hold of money has been open, of all gateways'",
+            registry=self.registry,
+            multiprocess_mode="max",
+        )
         self._requests = _by_labels(
             Counter("turnpike_requests", "Requests answered", ["model", "status"], registry=self.registry)
         )
@@ -302,6 +308,10 @@ class GatewayMetrics:
         """Record whether the database answers and the bus is connected."""
         self._database_up.set(database)
         self._bus_up.set(bus)
+
+    def oldest_hold(self, seconds: float) -> None:
+        """Record how long the oldest hold has been open."""
+        self._oldest_hold.set(seconds)
 
     def answered(self, model: str, status: int) -> None:
         """Count an HTTP response. `model` is empty if the request named none."""
