@@ -171,7 +171,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
     ),
     "turnpike": (
         *("logs", "settings", "admin_services", "processes", "command_line", "operator_identity", "command_context"),
-        *("api", "demonstration", "commands", "cli"),
+        *("api", "demonstration", "doctor", "commands", "cli"),
     ),
 }
 """The folders of each room, or of a large folder in it, and modules beside them: each may import those before it."""

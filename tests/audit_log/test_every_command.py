@@ -42,7 +42,7 @@ READS = frozenset(
         *("prices books", "settings", "tenants list", "tenants statement", "terms list", "webhooks list"),
         *("webhooks deliveries", "approvals list", "approvals show", "limits list", "openapi"),
         *("users list", "cache shared", "receipts days", "receipts export", "receipts keys", "verify"),
-        *("recount", "replay", "tenants account", "clock show"),
+        *("recount", "replay", "tenants account", "clock show", "doctor", "replicas explain"),
     )
 )
 """Commands that change nothing in the database of money, access, sharing or prices."""
