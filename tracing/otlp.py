@@ -55,7 +55,7 @@ def _event(event: Event) -> bytes:
 def _attributes(tag: bytes, attributes: Attributes) -> bytes:
     """Messages `KeyValue`, each a field with this tag. Most of what is written is these: nothing is called for one that
     is short."""
-    written = []
+    written: list[bytes] = []
     for key, value in attributes.items():
         if type(value) is int and 0 <= value < 128:
             content = _INT + _LENGTHS[value]

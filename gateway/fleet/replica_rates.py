@@ -85,8 +85,8 @@ class FleetRates:
 
     def of(self, link: ReplicaLink) -> ReplicaRates | None:
         """Its rates; None until there are two samples."""
-        samples = self._samples.get(link, ())
-        if len(samples) < 2 or samples[-1][0] <= samples[0][0]:
+        samples = self._samples.get(link)
+        if samples is None or len(samples) < 2 or samples[-1][0] <= samples[0][0]:
             return None
         (began, _, first), (ended, _, last) = samples[0], samples[-1]
         return rates_between(first, last, ended - began, self.costs)

@@ -13,6 +13,7 @@ import pytest
 import structlog
 
 from gateway.services import GatewayOptions
+from tenancy.rights.key_limits import parse_networks
 from tests.gateway.fake_replica import Script
 from tests.gateway.stack import Stack, quick_timeouts, running_stack
 from tests.tracing.collector import Collector, attributes, running_collector
@@ -39,11 +40,17 @@ def setting(stocked_sqlite_url: str, tmp_path: Path, model_folder: Path) -> Sett
 
 
 @asynccontextmanager
-async def traced(setting: Setting, *, replicas: int = 1, **options: Any) -> AsyncIterator[tuple[Stack, Collector]]:
+async def traced(
+    setting: Setting, *, replicas: int = 1, proxies: tuple[str, ...] = (), name: str = "gateway-test", **options: Any
+) -> AsyncIterator[tuple[Stack, Collector]]:
     async with running_collector() as collector:
-        tracing = TraceOptions(endpoint=collector.endpoint, **{"ratio": 1.0, **options})
-        given = GatewayOptions(timeouts=quick_timeouts(), drain_timeout=20.0, tracing=tracing)
-        async with running_stack(*setting, options=given, replicas=replicas) as stack:
+        given = GatewayOptions(
+            timeouts=quick_timeouts(),
+            drain_timeout=20.0,
+            tracing=TraceOptions(endpoint=collector.endpoint, **{"ratio": 1.0, **options}),
+            trusted_proxies=parse_networks(proxies, "trusted_proxies") if proxies else (),
+        )
+        async with running_stack(*setting, options=given, replicas=replicas, name=name) as stack:
             yield stack, collector
 
 
@@ -144,7 +151,7 @@ async def test_another_replica_is_an_event(setting: Setting) -> None:
 
 
 async def test_errors_and_slow_requests_are_traced_always_and_others_by_chance(setting: Setting) -> None:
-    async with traced(setting, ratio=0.0, slow=0.2) as (stack, collector):
+    async with traced(setting, ratio=0.0, slow=2.5) as (stack, collector):
         stack.say("quick")
         for _ in range(3):
             assert (await stack.post(body(), headers={"traceparent": CALLER})).status_code == 200
@@ -155,7 +162,7 @@ async def test_errors_and_slow_requests_are_traced_always_and_others_by_chance(s
         stack.say("broken", reason="error", error="it broke")
         failed = await stack.post(body())
         assert failed.status_code >= 500
-        stack.say("late", prefill=0.3)
+        stack.say("late", prefill=2.7)
         late = await stack.post(body())
         assert late.status_code == 200
         await collector.until(2)
@@ -164,6 +171,22 @@ async def test_errors_and_slow_requests_are_traced_always_and_others_by_chance(s
         assert set(told) == {failed.headers["x-request-id"], late.headers["x-request-id"]}
         assert told[failed.headers["x-request-id"]].status.code == 2
         assert attributes(told[failed.headers["x-request-id"]])["http.response.status_code"] == failed.status_code
+
+
+async def test_a_trusted_proxys_flag_decides(setting: Setting) -> None:
+    async with traced(setting, ratio=0.0, proxies=("127.0.0.1",)) as (stack, collector):
+        stack.say("yes")
+        assert (await stack.post(body(), headers={"traceparent": CALLER[:-2] + "00"})).status_code == 200
+        assert (await stack.post(body(), headers={"traceparent": CALLER})).status_code == 200
+        await collector.until(1)
+        await asyncio.sleep(0.6)
+        assert len(collector.roots()) == 1
+    async with traced(setting, ratio=1.0, proxies=("127.0.0.1",), name="other") as (stack, collector):
+        stack.say("yes")
+        assert (await stack.post(body(), headers={"traceparent": CALLER[:-2] + "00"})).status_code == 200
+        assert (await stack.post(body())).status_code == 200
+        await collector.until(1)
+        assert collector.roots()[0].trace_id.hex() != TRACE
 
 
 async def test_a_malformed_or_doubled_traceparent_begins_a_trace_of_its_own(setting: Setting) -> None:
