@@ -383,13 +383,14 @@ class Gateway:
 
     async def _probe_dependencies(self) -> None:
         """Tell the metrics, again and again, whether the database and the bus answer."""
-        from billing.holds.age import oldest_hold_s
+        from billing.holds.age import oldest_hold_us
 
         for probe in itertools.count():
             try:
                 await self.pings.wait(self.services.database.ping())
                 if probe % _PROBES_OF_HOLDS == 0:
-                    self.metrics.oldest_hold(await self.pings.wait(oldest_hold_s(self.services.database)))
+                    age_us = await self.pings.wait(oldest_hold_us(self.services.database))
+                    self.metrics.oldest_hold(age_us / 1e6)
             except DatabaseUnavailable:
                 answers = False
             else:

@@ -26,6 +26,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         "billing/rating/lines.py",
         *("billing/verification/findings.py", "waterfall/record.py", "response_store/records.py"),
         *("gateway/generation/dependencies.py", "gateway/admission/request_timeouts.py", "tracing/options.py"),
+        "turnpike/doctor/findings.py",
         *("tenancy/users/identifiers.py", "turnpike/api/operations.py"),
     ),
     "an interface: its implementations, or those who are asked, are elsewhere and must not import each other": (
@@ -53,6 +54,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         "engine/execution/stopwatch.py",
         "gateway/http/downloads.py",
     ),
+    "a question that a database is asked": ("billing/holds/age.py", "storage/database/server_facts.py"),
     "one rule that several paths must keep alike": (
         "gateway/batches/line_pace.py",
         "billing/accounts/idempotency.py",

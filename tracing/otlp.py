@@ -57,10 +57,7 @@ def _attributes(tag: bytes, attributes: Attributes) -> bytes:
     is short."""
     written: list[bytes] = []
     for key, value in attributes.items():
-        if type(value) is int and 0 <= value < 128:
-            content = _INT + _LENGTHS[value]
-        else:
-            content = _any_value(value)
+        content = _INT + _LENGTHS[value] if type(value) is int and 0 <= value < 128 else _any_value(value)
         pair = (_KEYS.get(key) or _key(key)) + _VALUE + _size(content) + content
         written += (tag, _LENGTHS[len(pair)] if len(pair) < 128 else _varint(len(pair)), pair)
     return b"".join(written)

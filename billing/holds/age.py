@@ -7,14 +7,10 @@ from sqlalchemy import func, select
 from billing.tables.money import hold_batch
 from storage.database.database import Database
 
-_SECOND = 1_000_000
 
-
-async def oldest_hold_s(database: Database) -> float:
-    """Seconds since the oldest open hold was taken; 0.0 if there is none. By the database's clock."""
+async def oldest_hold_us(database: Database) -> int:
+    """Microseconds since the oldest open hold was taken, by the database's clock; 0 if there is none."""
     # all tenants: it tells of none of them
     async with database.reading() as session:
         admitted = await session.scalar(select(func.min(hold_batch.c.admitted_at)))
-        if admitted is None:
-            return 0.0
-        return max(0.0, (await database.now_in(session) - int(admitted)) / _SECOND)
+        return 0 if admitted is None else max(0, await database.now_in(session) - int(admitted))

@@ -12,6 +12,7 @@ import structlog
 
 from engine.core.engine import Engine, EngineLimits
 from engine.core.quarantine import Quarantine
+from engine.core.step_traffic import model_size
 from engine.device import empty_like_model
 from engine.errors import ModelError, StartError
 from engine.execution.block_zeroing import BlockZeroing
@@ -29,7 +30,6 @@ from engine.scheduling.tier import Tier
 from engine.startup.draft_checkpoint import ServedParts, load_drafter
 from engine.startup.kept_trials import KeptTrials
 from engine.startup.kv_size import block_counts, host_block_counts
-from engine.startup.model_size import model_size
 from engine.startup.numerics import numerics_id
 from engine.startup.options import ReplicaOptions
 from engine.startup.runner_choice import make_ready, make_runner, with_step_sizes

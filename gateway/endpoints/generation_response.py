@@ -163,7 +163,7 @@ def _join_trace(
     headers = request.headers.getall(HEADER, [])
     caller = parse_traceparent(headers[0]) if len(headers) == 1 else None
     client = request.scope.get("client")
-    by_proxy = bool(client and trusted) and is_inside(client[0], trusted)
+    by_proxy = client is not None and bool(trusted) and is_inside(client[0], trusted)
     for part in prepared:
         context = traces.begin(part.marks, caller, trusted=by_proxy)
         caller, by_proxy = caller or context, by_proxy or caller is None

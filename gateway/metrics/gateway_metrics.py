@@ -133,7 +133,7 @@ class _ReplicaMetrics(Collector):
         for link in self._fleet.links:
             if link.beat is None or link.hello is None:
                 continue
-            lanes = dict.fromkeys(LANES, 0)
+            lanes: dict[str, int] = {lane: 0 for lane in LANES}
             for flow, micros in link.beat.service.items():
                 lane = flow.partition("/")[0]
                 lanes[lane] = lanes.get(lane, 0) + micros
@@ -367,7 +367,8 @@ class GatewayMetrics:
         """The metrics of a worker that is alone, in OpenMetrics' format, with traces as examples. Workers that share
         files keep no examples in them."""
         self.refresh()
-        return openmetrics.generate_latest(self.registry).removesuffix(_END) + openmetrics.generate_latest(self._local)
+        write: Callable[[CollectorRegistry], bytes] = openmetrics.generate_latest
+        return write(self.registry).removesuffix(_END) + write(self._local)
 
     def exposition(self) -> bytes:
         """The metrics of all workers in Prometheus' text format; those of replicas as this worker sees them."""

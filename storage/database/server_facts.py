@@ -28,11 +28,10 @@ async def server_facts(database: Database) -> ServerFacts:
         if database.dialect == "sqlite":
             version = str(await session.scalar(text("SELECT sqlite_version()")))
             return ServerFacts("SQLite", _numbers(version), now)
-        # of no tenant: the server's own
-        said = {name: str(await session.scalar(text(f"SHOW {name}"))) for name in (*_DURABLE, "max_connections")}
-        version = str(await session.scalar(text("SHOW server_version")))
+        rows = await session.execute(text("SELECT name, setting FROM pg_settings"))
+        said = {str(name): str(setting) for name, setting in rows}
         off = tuple(name for name in _DURABLE if said[name] == "off")
-        return ServerFacts("PostgreSQL", _numbers(version), now, off, int(said["max_connections"]))
+        return ServerFacts("PostgreSQL", _numbers(said["server_version"]), now, off, int(said["max_connections"]))
 
 
 def _numbers(version: str) -> tuple[int, ...]:

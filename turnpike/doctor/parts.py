@@ -68,7 +68,7 @@ async def check_database(settings: Settings) -> AsyncIterator[Finding]:
 
 
 async def _database_facts(database: Database) -> AsyncIterator[Finding]:
-    from billing.holds.age import oldest_hold_s
+    from billing.holds.age import oldest_hold_us
     from storage.database.server_facts import server_facts
 
     before = time.time()
@@ -88,7 +88,7 @@ async def _database_facts(database: Database) -> AsyncIterator[Finding]:
         yield wrong("clock", f"the database's clock is {offset:+.1f} s off this machine's", advice)
     else:
         yield ok("clock", f"the database's is within {max(0.1, abs(offset)):.1f} s of this machine's")
-    if (age := await _soon(oldest_hold_s(database))) > _HOLD_S:
+    if (age := await _soon(oldest_hold_us(database)) / 1e6) > _HOLD_S:
         advice = "turnpike journals list says which replica is waited for"
         yield warning("holds", f"money has been held for {age / 3600:.1f} hours", advice)
 

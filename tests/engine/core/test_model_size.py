@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
+from engine.core.step_traffic import model_size
 from engine.layers.linear import best_tiling
 from engine.models.registry import load_model, read_config
-from engine.startup.model_size import model_size
 
 
 def test_the_demo_models_weights_are_those_of_its_file() -> None:
