@@ -133,7 +133,7 @@ class _ReplicaMetrics(Collector):
         for link in self._fleet.links:
             if link.beat is None or link.hello is None:
                 continue
-            lanes: dict[str, int] = {lane: 0 for lane in LANES}
+            lanes = dict.fromkeys(map(str, LANES), 0)
             for flow, micros in link.beat.service.items():
                 lane = flow.partition("/")[0]
                 lanes[lane] = lanes.get(lane, 0) + micros
