@@ -72,6 +72,8 @@ class Traces:
             names.SERVICE_VERSION: version,
         }
         self._headers = dict(options.headers)
+        encrypted = options.endpoint.startswith("https:")  # reading all authorities' certificates takes 20 ms
+        self._client = httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False, follow_redirects=False, verify=encrypted)
         self._waiting: dict[UUID, _Waiting] = {}
         """Those that have ended, the oldest first."""
         self._refused = 0
@@ -125,15 +127,15 @@ class Traces:
             if self._task is not None:
                 self._task.cancel()
                 await asyncio.gather(self._task, return_exceptions=True)
+        await self._client.aclose()
 
     async def _run(self) -> None:
         try:
-            async with httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False, follow_redirects=False) as client:
-                while self._waiting:
-                    if not self._hurried.is_set():
-                        await self._pause(_GATHER_S)
-                    if batch := self._ready():
-                        await self._send(client, batch)
+            while self._waiting:
+                if not self._hurried.is_set():
+                    await self._pause(_GATHER_S)
+                if batch := self._ready():
+                    await self._send(batch)
         except Exception:
             log.exception("traces are left out", requests=len(self._waiting))
             self.on_traced("dropped", len(self._waiting))
@@ -142,7 +144,7 @@ class Traces:
         finally:
             self._task = None
 
-    async def _send(self, client: httpx.AsyncClient, batch: list[_Waiting]) -> None:
+    async def _send(self, batch: list[_Waiting]) -> None:
         for one in batch:
             del self._waiting[one.entry.request_id]
             self._refused -= one.entry.refused
@@ -151,10 +153,10 @@ class Traces:
             spans += (encoded_span(span) for span in spans_of(_traced(one)))
             if at % _AT_A_TIME == 0:
                 await asyncio.sleep(0)
-        outcome = "sent" if await self._offer(client, export_request(self._resource, spans)) else "dropped"
+        outcome = "sent" if await self._offer(export_request(self._resource, spans)) else "dropped"
         self.on_traced(outcome, len(batch))
 
-    async def _offer(self, client: httpx.AsyncClient, body: bytes) -> bool:
+    async def _offer(self, body: bytes) -> bool:
         """Whether the collector took it."""
         backoff = Backoff()
         cause = ""
@@ -162,7 +164,7 @@ class Traces:
             if attempt:
                 await backoff.wait(self._hurried)
             try:
-                answer = await client.post(
+                answer = await self._client.post(
                     self.options.endpoint.rstrip("/") + "/v1/traces",
                     content=body,
                     headers={**self._headers, "content-type": CONTENT_TYPE},
