@@ -73,7 +73,16 @@ export function draftsOf(metrics: Metrics): string {
 type Rates = NonNullable<Schema<'ReplicaObject'>['rates']>;
 
 /** What it did in the last minute, how far it used its device, and what its tokens cost. */
-export function ratesOf({ busy, computed, read, output, bandwidth, arithmetic, million_cost, currency }: Rates): string {
+export function ratesOf({
+  busy,
+  computed,
+  read,
+  output,
+  bandwidth,
+  arithmetic,
+  million_cost,
+  currency,
+}: Rates): string {
   const share = (part: number): string => `${Math.round(100 * part)} %`;
   const whole = (count: number): string => Math.round(count).toLocaleString('en');
   const parts = [
