@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import time
 import urllib.error
@@ -16,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from scripts import dashboards
 from tests.deploy.prometheus import RULES, running_prometheus
-from tests.e2e.processes import first_key, get, process, wait_ready
+from tests.e2e.processes import command, first_key, get, process, wait_ready
 from tests.servers import free_port
 from tests.tracing.collector import Collector, running_collector
 
@@ -77,7 +76,15 @@ def check(folder: Path, collector: Collector) -> None:
         for rule in rules:  # nothing is wrong with a fresh installation
             assert not prometheus.query(rule["expr"]), rule["alert"]
         assert collector.roots(), "and its requests are traced"
-        assert json.loads(json.dumps(dashboards.dashboard("gateway")))["panels"]
+        data = ("--data-dir", str(folder / "data"))
+        explained = command("replicas", "explain", "--seconds", "2", "--gpu-hour-cost", "2.5", *data)
+        assert explained.returncode == 0, explained.stderr
+        assert re.search(r"^replica-0 \(stdlib-qa\): .+\.\n  at work \d+% of \d+ s; a second: ", explained.stdout)
+        assert "2.50 USD an hour; a million tokens: nothing was done" in explained.stdout
+        examined = command("doctor", *data)
+        assert "WRONG" not in examined.stdout, examined.stdout
+        assert examined.returncode == 0
+        assert f"gateway: ready at {base}" in examined.stdout
 
 
 def samples_of(family: str, kind: str) -> set[str]:
