@@ -189,6 +189,7 @@ def _record_response(gateway: Gateway, scope: Scope, status: int) -> None:
         project=principal.project if principal else None,
         operator=principal.name if principal and principal.kind == "operator_key" else None,
         model=context.model or None,
+        trace_id=context.marks.trace.trace_id if context.marks.trace else None,
         seconds=round(time.monotonic() - context.started, 4),
     )
 

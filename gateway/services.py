@@ -6,6 +6,8 @@ What a worker is made of is imported when one is made: commands have routes, and
 from __future__ import annotations
 
 import asyncio
+import itertools
+import uuid
 from collections.abc import Callable, Iterable, Sized
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -16,9 +18,11 @@ from msgspec import Struct, field
 from billing.reservation.allowances import BUSY
 from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.errors import NotAuthenticated, SuspendedError
+from gateway.fleet.replica_rates import DeviceCosts, FleetRates
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import DatabaseUnavailable
 from tenancy.authenticator import AuthenticationFailed
+from tracing.options import TraceOptions
 
 if TYPE_CHECKING:
     from billing.exports.jobs import ExportJobs
@@ -44,12 +48,15 @@ if TYPE_CHECKING:
     from tenancy.repositories import Tenancy
     from tenancy.rights.key_limits import Network
     from tenancy.users.service import Users
+    from tracing.exporter import Traces
     from webhooks.endpoints import WebhookEndpoints
 
 _SETTLE_S = 10
 _DAY_S = 86_400
 _PROBE_S = 5.0
 """How often the metrics are told whether database and bus answer."""
+_PROBES_OF_HOLDS = 12
+"""After so many of them it is asked how old the oldest hold is."""
 _REFRESH_S = 1.0
 """How often one of several workers writes its metrics for the others to publish."""
 
@@ -70,7 +77,8 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     X-Forwarded-For is believed. `database_timeout`: how long a request waits for the
     database before it is answered with 503. `waterfall_days`: how long the worker keeps where the time of
     requests went, and which were refused; 0: not at all. `cors_origins`: whose pages may call /v1 from a browser, "*"
-    for all. `reminder_days`: days after an invoice's due date at which the worker reminds of it.
+    for all. `reminder_days`: days after an invoice's due date at which the worker reminds of it. `tracing`: which
+    requests are traced, and for whom. `costs`: what replicas' hardware costs, and its limits.
     """
 
     body_limit: int = 8 * 1024 * 1024
@@ -92,6 +100,8 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     timeouts: RequestTimeouts = field(default_factory=RequestTimeouts)
     cors_origins: tuple[str, ...] = ()
     reminder_days: tuple[int, ...] = (3, 14, 30)
+    tracing: TraceOptions = TraceOptions()
+    costs: DeviceCosts = DeviceCosts()
 
 
 class GatewayServices(Struct, frozen=True, kw_only=True):
@@ -167,6 +177,7 @@ class Gateway:
         from gateway.metering.lease_outcomes import LeaseOutcomes
         from gateway.metering.usage_recorder import RefusedEntries, UsageRecorder
         from gateway.metrics.gateway_metrics import GatewayMetrics
+        from gateway.metrics.process_metrics import version
         from gateway.recovery.background_tasks import BackgroundTasks
         from gateway.recovery.journal_recovery import JournalRecovery
         from gateway.recovery.lost_attempts import LostAttempts
@@ -192,6 +203,7 @@ class Gateway:
         self.lingering_connections: Sized = ()
         """Those that are being closed while their client still sends or reads."""
         self.metrics = GatewayMetrics(services.name)
+        self.fleet_rates = FleetRates(services.fleet.links, services.options.costs)
         self.disk = DiskWatch([services.spool.folder, *services.database.folders])
         self.refused = RefusedEntries(services.database)
         self.metrics.watch(
@@ -204,6 +216,7 @@ class Gateway:
             lingering=lambda: len(self.lingering_connections),
             limits_degraded=lambda: services.limiter.degraded,
             waterfalls_dropped=lambda: self.waterfalls.dropped,
+            rates=self.fleet_rates,
         )
         self.allowances = Allowances(
             services.holds,
@@ -249,7 +262,12 @@ class Gateway:
         self.service_hours = ServiceHours(services.database)
         kept_s = services.options.waterfall_days * _DAY_S
         self.waterfalls = WaterfallWriter(WaterfallStore(services.database, kept_s), enabled=kept_s > 0)
-        services.settler.on_settled = self.waterfalls.settled
+        self.traces: Traces | None = None
+        if services.options.tracing.endpoint:
+            from tracing.exporter import Traces
+
+            self.traces = Traces(services.options.tracing, services.name, version(), self.metrics.traced)
+        services.settler.on_settled = self._settled
         self.receipt_policies = ReceiptPolicies(services.database)
         self.refused_requests = RefusedRequestWriter(RefusedRequestStore(services.database, kept_s), enabled=kept_s > 0)
         self.requests = RunningTasks(
@@ -269,6 +287,7 @@ class Gateway:
                 self.confirmations,
                 self.waterfalls,
                 ReceiptIssuer(services.receipt_keys),
+                self.traces,
             ),
             self._check_payer,
             self._check_key,
@@ -351,7 +370,7 @@ class Gateway:
         services.fleet.on_stray = self.recovery.stray
         self.orphaned_holds.start()
         services.fleet.start()
-        self._tasks.start(self._probe_dependencies(), self.bodies.return_memory())
+        self._tasks.start(self._probe_dependencies(), self.bodies.return_memory(), self.fleet_rates.run())
         if services.scope_keys is not None:
             self._tasks.start(ForgottenScopes(services.scope_keys, services.domains, services.fleet.links).run())
         if services.domains.shared is not None:
@@ -367,9 +386,14 @@ class Gateway:
 
     async def _probe_dependencies(self) -> None:
         """Tell the metrics, again and again, whether the database and the bus answer."""
-        while True:
+        from billing.holds.age import oldest_hold_us
+
+        for probe in itertools.count():
             try:
                 await self.pings.wait(self.services.database.ping())
+                if probe % _PROBES_OF_HOLDS == 0:
+                    age_us = await self.pings.wait(oldest_hold_us(self.services.database))
+                    self.metrics.oldest_hold(age_us / 1e6)
             except DatabaseUnavailable:
                 answers = False
             else:
@@ -381,6 +405,12 @@ class Gateway:
         while True:
             self.metrics.refresh()
             await asyncio.sleep(_REFRESH_S)
+
+    def _settled(self, request_ids: list[uuid.UUID]) -> None:
+        """These requests were billed just now: their times are whole."""
+        if self.traces is not None:
+            self.traces.settled(request_ids)
+        self.waterfalls.settled(request_ids)
 
     def _end(self, why: str) -> None:
         """Stop: this worker's epoch was declared over, so others may release the holds that it takes."""
@@ -435,6 +465,8 @@ class Gateway:
         await self.services.settler.drain(_SETTLE_S)
         await self.services.settler.stop()
         await self.waterfalls.stop()
+        if self.traces is not None:
+            await self.traces.stop()
         await self.refused_requests.stop()
         await self._tasks.stop()
         self.threads.close()

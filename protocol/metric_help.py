@@ -4,6 +4,9 @@ from __future__ import annotations
 
 HELP = {
     "turnpike_engine_steps_total": "Steps of the model that the engine has run",
+    "turnpike_engine_step_seconds_total": "Time that steps of the model took",
+    "turnpike_engine_moved_bytes_total": "Bytes of weights and KV that steps read, by every eighth step; 0: not known",
+    "turnpike_engine_operations_total": "Operations of steps, by every eighth step; 0: not known",
     "turnpike_engine_computed_tokens_total": "Prompt tokens computed",
     "turnpike_engine_read_tokens_total": "Prompt tokens read from the prefix cache",
     "turnpike_engine_output_tokens_total": "Tokens sampled, end tokens included",

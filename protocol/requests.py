@@ -206,6 +206,8 @@ class Generate(Message, frozen=True, tag="Generate"):
     """With `emitted`: what the prompt took in the attempt that computed it, with which the counts of this one begin."""
     delivered: int = 0
     """With `emitted`: how many of these tokens had reached the client, as in `Credit`."""
+    traceparent: str = ""
+    """The gateway's span of the request (`protocol.trace_context`), for the replica's logs. Empty: it is not traced."""
 
     def received(self, now: float) -> Generate:
         """The same request with a deadline by the clock of the replica, which received it at `now`."""

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "modules.md"
 ROOMS = (
     *("turnpike", "gateway", "protocol", "engine", "prompt_cache", "tenancy", "billing", "webhooks", "response_store"),
-    *("file_store", "batch_store", "waterfall", "audit_log", "model_files", "storage", "migrations"),
+    *("file_store", "batch_store", "tracing", "waterfall", "audit_log", "model_files", "storage", "migrations"),
 )
 HEAD = """# Modules
 

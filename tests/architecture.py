@@ -15,12 +15,12 @@ ROOMS: Mapping[str, frozenset[str]] = {
     "turnpike": frozenset(
         (
             *("gateway", "engine", "webhooks", "billing", "tenancy", "prompt_cache", "response_store", "audit_log"),
-            *("file_store", "batch_store", "waterfall", "model_files", "protocol", "storage"),
+            *("file_store", "batch_store", "tracing", "waterfall", "model_files", "protocol", "storage"),
         )
     ),
     "gateway": frozenset(
         (
-            *("webhooks", "billing", "tenancy", "prompt_cache", "response_store", "waterfall", "audit_log"),
+            *("webhooks", "billing", "tenancy", "prompt_cache", "response_store", "tracing", "waterfall", "audit_log"),
             *("model_files", "file_store", "batch_store", "protocol", "storage"),
         )
     ),
@@ -39,6 +39,7 @@ ROOMS: Mapping[str, frozenset[str]] = {
     "batch_store": frozenset({"file_store", "response_store.sealing", "audit_log", "storage"}),
     "tenancy": frozenset({"audit_log", "storage"}),
     "prompt_cache": frozenset({"audit_log", "model_files", "protocol", "storage"}),
+    "tracing": frozenset({"waterfall", "protocol", "storage"}),
     "waterfall": frozenset({"protocol", "storage"}),
     "audit_log": frozenset({"storage"}),
     "protocol": frozenset(),
@@ -62,6 +63,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
         "metric_help",
         "replicas",
         "requests",
+        "trace_context",
         "frames",
     ),
     "model_files": ("context_length", "gguf_values", "gguf_file", "gguf_tokenizer", "gguf_config", "model_documents"),
@@ -111,6 +113,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
         "verification",
     ),
     "waterfall": ("marks", "record", "bars", "tables", "store", "writer", "refused_requests", "refused_writer"),
+    "tracing": ("names", "options", "spans", "otlp", "exporter"),
     "webhooks": ("addresses", "signing", "tables", "endpoints", "sending", "dispatch"),
     "file_store": ("tables", "blobs", "sealed_content", "store", "uploads"),
     "batch_store": ("tables", "records", "store", "running"),
@@ -168,7 +171,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
     ),
     "turnpike": (
         *("logs", "settings", "admin_services", "processes", "command_line", "operator_identity", "command_context"),
-        *("api", "demonstration", "commands", "cli"),
+        *("api", "demonstration", "doctor", "commands", "cli"),
     ),
 }
 """The folders of each room, or of a large folder in it, and modules beside them: each may import those before it."""

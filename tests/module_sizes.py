@@ -25,7 +25,8 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         *("protocol/message.py", "protocol/addresses.py", "engine/options.py"),
         "billing/rating/lines.py",
         *("billing/verification/findings.py", "waterfall/record.py", "response_store/records.py"),
-        *("gateway/generation/dependencies.py", "gateway/admission/request_timeouts.py"),
+        *("gateway/generation/dependencies.py", "gateway/admission/request_timeouts.py", "tracing/options.py"),
+        "turnpike/doctor/findings.py",
         *("tenancy/users/identifiers.py", "turnpike/api/operations.py"),
     ),
     "an interface: its implementations, or those who are asked, are elsewhere and must not import each other": (
@@ -38,7 +39,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         *("billing/integrity/canonical_json.py", "engine/sampling/counter_random.py", "tenancy/users/totp.py"),
         "engine/quantization/measured_losses.py",
         *("webhooks/signing.py", "engine/kernels/dependent_launch.py", "gateway/http/cache_status.py"),
-        *("gateway/http/client_address.py",),
+        *("gateway/http/client_address.py", "protocol/trace_context.py"),
     ),
     "a frozen form of bytes: what reads and writes it may change, this may not": (
         *("audit_log/leaf_forms.py", "audit_log/csv_rows.py", "engine/startup/numerics.py"),
@@ -53,6 +54,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         "engine/execution/stopwatch.py",
         "gateway/http/downloads.py",
     ),
+    "a question that a database is asked": ("billing/holds/age.py", "storage/database/server_facts.py"),
     "one rule that several paths must keep alike": (
         *("gateway/batches/line_pace.py", "gateway/batches/batch_notes.py"),
         "billing/accounts/idempotency.py",
@@ -108,6 +110,8 @@ LONG_MODULES: Mapping[str, str] = {
     "prompt_cache/history/diagnosis.py": "the causes of a miss are tried in one order",
     "prompt_cache/placement/hit_density.py": "one estimator, whose tables are only meant for it",
     "tenancy/repositories.py": "the queries of three small tables, which one transaction may change together",
+    "engine/core/engine.py": "one engine: its requests from arrival to end",
+    "protocol/requests.py": "one message and its values: the life of a request between gateway and replica",
     "turnpike/settings/settings.py": "a table: every setting with type, default, bounds and help",
 }
 """A module with more than LONGEST lines -> why."""

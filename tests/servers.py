@@ -1,4 +1,4 @@
-"""PostgreSQL and Redis servers of the tests' own, on free ports in a temporary folder.
+"""PostgreSQL, Redis and Prometheus servers of the tests' own, on free ports in a temporary folder.
 
 `python -m tests.servers --install` installs Debian's packages where they are missing and apt works; otherwise it says
 in one line what to install and exits with 1. Debian's own services are neither needed nor started.
@@ -268,6 +268,7 @@ def redis_server() -> Iterator[RedisServer]:
 def missing_packages() -> list[str]:
     """Debian's names of the servers that are not on this machine."""
     wanted = {"postgresql": _find_postgresql(), "redis-server": shutil.which("redis-server")}
+    wanted |= {"prometheus": shutil.which("promtool") and shutil.which("prometheus")}
     return [name for name, found in wanted.items() if found is None]
 
 

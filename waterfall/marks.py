@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from protocol.trace_context import TraceContext
+
 _clock: Callable[[], int] = time.monotonic_ns
 
 # What ended at a mark. Numbers are stored: a new one goes to the end, and none changes its meaning.
@@ -46,16 +48,19 @@ class Marks:
     """The marks of one request, as (what ended, nanoseconds of the monotonic clock) in one flat list.
 
     `received_at`: when the first was made, in microseconds since the Unix epoch. `taken`: whether a task records them.
-    `answered`: whether the response is over.
+    `answered`: whether the response is over. `trace`: the request's place in a trace, None if nothing is traced;
+    `caller`: the id of the span that called it, if one did.
     """
 
-    __slots__ = ("answered", "at", "received_at", "taken")
+    __slots__ = ("answered", "at", "caller", "received_at", "taken", "trace")
 
     def __init__(self) -> None:
         self.received_at = time.time_ns() // 1000
         self.at = [RECEIVED, _clock()]
         self.taken = False
         self.answered = False
+        self.trace: TraceContext | None = None
+        self.caller = ""
 
     def mark(self, what: int) -> None:
         """This has just ended."""

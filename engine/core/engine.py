@@ -17,6 +17,7 @@ from engine.core.output_processor import MAX_ERROR_CHARS, OutputProcessor, StepR
 from engine.core.parent_request import ParentRequest
 from engine.core.quarantine import Quarantine
 from engine.core.request_timeline import RequestTimeline
+from engine.core.step_traffic import UNKNOWN_SIZE, ModelSize, StepTraffic
 from engine.core.timeouts import TimeoutWatch
 from engine.execution.executor import StepExecutor
 from engine.grammar.guide import Grammar, Grammars
@@ -34,6 +35,7 @@ from prompt_cache.kv.grouped_pool import GroupedPool
 from prompt_cache.tiers.identity import ScopeAccess
 from protocol.replicas import Scope, owner_of
 from protocol.requests import Generate, Lane, Refusal
+from protocol.trace_context import trace_id_of
 
 _STOP_PAUSE_S = 0.002
 _LEAST_CLOSE_S = 0.5
@@ -79,6 +81,7 @@ class Engine:
         grammars: Grammars | None = None,
         publishes: bool = True,
         speculation: Speculation = NO_SPECULATION,
+        size: ModelSize = UNKNOWN_SIZE,
     ) -> None:
         self.executor = executor
         self.copies = executor.copies
@@ -87,6 +90,7 @@ class Engine:
         self.tiers = tiers
         self.limits = limits
         self.steps = 0
+        self.traffic = StepTraffic(size)
         self.quarantine = Quarantine(clock=clock) if quarantine is None else quarantine
         self.fairness = FairShare(self.costs, weights=limits.lane_weights)
         self.scheduler = Scheduler(
@@ -143,11 +147,15 @@ class Engine:
             self.outputs.reject(generate.id, generate.attempt, error)
             return
         except Exception as error:  # raised by a grammar's library, for example: other requests go on
-            logger.exception("a request could not be taken", request_id=generate.id)
+            logger.exception(
+                "a request could not be taken", request_id=generate.id, trace_id=trace_id_of(generate.traceparent)
+            )
             what = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
             self.outputs.reject(generate.id, generate.attempt, Rejected(what))
             return
         parent.timeline, self._requests[generate.id] = RequestTimeline(arrived), parent
+        if generate.traceparent:
+            parent.trace_id = trace_id_of(generate.traceparent)
         for first in parent.open()[:1]:
             self._timeouts.watch(first)
             self.scheduler.add(first)
@@ -324,8 +332,10 @@ class Engine:
             except DeviceFailed:
                 self.quarantine.record_device_failure({work.request.input_key() for work in step.work})
                 raise
+            took = time.perf_counter() - began
+            self.traffic.count(step.work, took)
             if len(step.work) == 1 and isinstance(work := step.work[0], Prefill):
-                self.scheduler.tiers.restores.chooser.computed(work.start, work.count, time.perf_counter() - began)
+                self.scheduler.tiers.restores.chooser.computed(work.start, work.count, took)
             self.outputs.commit(step.work, outcomes, began_at)
         return self.outputs.take_result()
 

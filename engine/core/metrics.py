@@ -56,6 +56,7 @@ def engine_metrics(engine: Engine) -> dict[str, float]:
         "turnpike_engine_waiting_requests": scheduler.waiting,
         "turnpike_engine_free_blocks": engine.pool.free_blocks,
         "turnpike_engine_cached_blocks": engine.pool.cached_blocks,
+        **engine.traffic.metrics(),
         **_speculation_metrics(engine),
         **_tier_metrics(engine),
     }

@@ -220,7 +220,7 @@ class OutputProcessor:
                     for token in tokens:
                         request.row.accept_token(token)
             except Exception as error:
-                logger.exception("a request's sampler failed", request_id=request.id)
+                logger.exception("a request's sampler failed", request_id=request.id, trace_id=parent.trace_id)
                 self._failed_choices.append((parent, partial(self._fail, parent, request, error)))
                 return
         guide = None if request.row is None else request.row.guide
@@ -271,6 +271,9 @@ class OutputProcessor:
         self.totals["errors"] += parent.reason == "error"
         counts = parent.counts()
         counts.check()
+        if parent.trace_id is not None:
+            ended = {"attempt": first.attempt, "reason": parent.reason, "output_tokens": counts.output}
+            logger.info("request ended", request_id=first.id, trace_id=parent.trace_id, **ended)
         self.result.events.append(
             Done(
                 first.id,

@@ -38,6 +38,8 @@ class ParentRequest:
     ended: dict[int, Reason] = field(default_factory=dict)
     """Choice -> why it ended."""
     timeline: RequestTimeline = field(default_factory=RequestTimeline)
+    trace_id: str | None = None
+    """The trace that it belongs to, for logs."""
     earlier: Counts | None = None
     """What an earlier attempt counted, where this one goes on after it."""
 

@@ -12,6 +12,7 @@ import structlog
 
 from engine.core.engine import Engine, EngineLimits
 from engine.core.quarantine import Quarantine
+from engine.core.step_traffic import model_size
 from engine.device import empty_like_model
 from engine.errors import ModelError, StartError
 from engine.execution.block_zeroing import BlockZeroing
@@ -109,6 +110,7 @@ def assemble(
         weights=options.weights,
     )
     report_formats(model, options.kv_dtype, like)
+    size = model_size(model, config)
     options = with_step_sizes(options, model, like)
     blocks = block_counts(options, model.groups, like.device, context)
     kept = host_block_counts(options, model.groups, blocks)
@@ -159,6 +161,7 @@ def assemble(
             quarantine=Quarantine(options.data / "quarantine"),
             publishes=is_invariant,
             speculation=speculation,
+            size=size,
         ),
         ServedModel(name, digest, text_digest(options.model), dtype, config.vocabulary),
         Layout(BLOCK_TOKENS, model.groups),

@@ -60,7 +60,7 @@ class DrainingOperations:
                 await link.drain(drain=drain)
         except TimeoutError as error:
             raise _silent(link) from error
-        return replica_object(link)
+        return replica_object(self._gateway, link)
 
 
 def _check(link: ReplicaLink) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from gateway.admin.operation import Call, operation
 from gateway.dialects.query_parameters import Parameters
 from gateway.errors import NotFound
+from gateway.fleet.bottlenecks import bottleneck
 from gateway.fleet.replica_link import ReplicaLink
 from gateway.http.policies import demands
 from gateway.http.shapes import show
@@ -29,11 +31,35 @@ class TierObject(Struct, frozen=True, kw_only=True):
     total: int
 
 
+class RatesObject(Struct, frozen=True, kw_only=True):
+    """A replica over the last `seconds`. `busy`: the share of them in which its steps ran. `bandwidth`, `arithmetic`:
+    the shares of its device's limits that its steps used (MBU, MFU), null where a limit or the model's size is not
+    known; `million_cost`: what a million of its prompt and output tokens cost, in `currency`, null where costs are not
+    set or nothing was done. The others are counts per second, and `decodes_of_step` requests per step."""
+
+    seconds: float
+    busy: float
+    steps: float
+    computed: float
+    read: float
+    output: float
+    recomputed: float
+    preempted: float
+    drafting: float
+    decodes_of_step: float
+    bandwidth: float | None
+    arithmetic: float | None
+    million_cost: float | None
+    currency: str
+
+
 class ReplicaObject(Struct, frozen=True, kw_only=True):
     """A replica. `stalled`: it is connected, and its heartbeats or its steps stopped. `draining`: it takes no more
     requests, and runs on what it has. `problem`: why it is down.
     `silent_s`: seconds since anything was heard from it. `requests` are those that it has, as far as is known here;
-    `running` and `waiting` (by lane) are what it says itself. `metrics` are its own, by Prometheus name."""
+    `running` and `waiting` (by lane) are what it says itself. `metrics` are its own, by Prometheus name.
+    `held_back_by`: what holds it back, in a sentence; `rates`: what it did in the last minute, null before anything is
+    known."""
 
     object: Literal["replica"] = "replica"
     name: str
@@ -55,6 +81,8 @@ class ReplicaObject(Struct, frozen=True, kw_only=True):
     memory: list[TierObject]
     service_us: dict[str, int]
     metrics: dict[str, float]
+    held_back_by: str
+    rates: RatesObject | None
 
 
 class GatewayObject(Struct, frozen=True, kw_only=True):
@@ -92,12 +120,14 @@ class FleetOperations:
             draining=self._gateway.requests.draining,
             connections=len(self._gateway.open_connections),
         )
-        return FleetObject(gateway=worker, data=[replica_object(link) for link in services.fleet.links], has_more=False)
+        return FleetObject(
+            gateway=worker, data=[replica_object(self._gateway, link) for link in services.fleet.links], has_more=False
+        )
 
     @operation("GET", "/admin/v1/fleet/{replica:str}", demands("fleet.read"))
     async def show_replica(self, replica: str) -> ReplicaObject:
         """One replica, by its name."""
-        return replica_object(replica_named(self._gateway, replica))
+        return replica_object(self._gateway, replica_named(self._gateway, replica))
 
 
 def replica_named(gateway: Gateway, name: str) -> ReplicaLink:
@@ -108,13 +138,14 @@ def replica_named(gateway: Gateway, name: str) -> ReplicaLink:
     raise NotFound(f"There is no replica {name[:80]!r}.")
 
 
-def replica_object(link: ReplicaLink) -> ReplicaObject:
+def replica_object(gateway: Gateway, link: ReplicaLink) -> ReplicaObject:
     """A replica as answers have it."""
-    hello, beat = link.hello, link.beat
+    hello, beat, state = link.hello, link.beat, _state(link)
+    rates, currency = gateway.fleet_rates.of(link), gateway.fleet_rates.costs.currency
     return ReplicaObject(
         name=link.replica,
         address=link.address.text,
-        state=_state(link),
+        state=state,
         problem=link.problem,
         silent_s=round(link.silent_for, 3),
         model=None if hello is None else hello.model.name,
@@ -131,6 +162,8 @@ def replica_object(link: ReplicaLink) -> ReplicaObject:
         memory=[] if beat is None else [show(TierObject, load) for load in beat.memory],
         service_us={} if beat is None else _by_lane(beat.service),
         metrics={} if beat is None else beat.metrics,
+        held_back_by=bottleneck(state, hello, beat, rates),
+        rates=None if rates is None else RatesObject(**asdict(rates), currency=currency),
     )
 
 

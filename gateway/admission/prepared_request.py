@@ -118,6 +118,7 @@ class PreparedRequest(Struct, frozen=True, kw_only=True):
             reasoning=self.reasoning,
             speculation="auto" if self.generation.speculation else "off",
             prediction=self.prediction,
+            traceparent="" if self.marks.trace is None else self.marks.trace.header,
         )
 
     def _retained(self) -> tuple[Retain, ...]:

@@ -39,6 +39,9 @@ from gateway.limits.permit import AskedPermit
 from gateway.request_context import request_context
 from gateway.services import Gateway
 from prompt_cache.promise.lease_decisions import is_certain
+from protocol.trace_context import HEADER, parse_traceparent
+from tenancy.rights.key_limits import Network, is_inside
+from tracing.exporter import Traces
 from waterfall.marks import ANSWER, LIMITS, Marks
 
 AFFORDABLE_TOKENS_HEADER = "x-turnpike-max-tokens"
@@ -106,6 +109,8 @@ async def respond(
     context = request_context(request.scope)
     for part in prepared:
         part.marks.follow(context.marks)
+    if gateway.traces is not None:
+        _join_trace(gateway.traces, request, prepared, options.trusted_proxies)
     context.marks = prepared[0].marks
     watch = ClientWatch(request.scope, request.receive, client_gone)
     try:
@@ -149,6 +154,19 @@ async def respond(
         headers=_headers(tasks, first),
     )
     return MarkedResponse(events, prepared)
+
+
+def _join_trace(
+    traces: Traces, request: Request[Any, Any, Any], prepared: Sequence[PreparedRequest], trusted: Sequence[Network]
+) -> None:
+    """Trace the request as a part of its caller's trace, if it names one. Its own parts are in one trace."""
+    headers = request.headers.getall(HEADER, [])
+    caller = parse_traceparent(headers[0]) if len(headers) == 1 else None
+    client = request.scope.get("client")
+    by_proxy = client is not None and bool(trusted) and is_inside(client[0], trusted)
+    for part in prepared:
+        context = traces.begin(part.marks, caller, trusted=by_proxy)
+        caller, by_proxy = caller or context, by_proxy or caller is None
 
 
 async def _ask_limits(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from litestar import HttpMethod, Response, route
+from litestar import HttpMethod, Request, Response, route
 from litestar.handlers import HTTPRouteHandler
 from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPEN_METRICS
 
 from gateway.http.operations import describes, files
 from gateway.http.policies import public
@@ -84,8 +85,12 @@ def metrics_route(gateway: Gateway) -> HTTPRouteHandler:
         http_method=_READ,
         opt=_OPT | describes(files("text/plain", description="Metrics.", example=_METRICS)),
     )
-    async def metrics() -> Response[bytes]:
+    async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Prometheus metrics."""
+        examples = gateway.traces is not None and not gateway.metrics.shared
+        if examples and "application/openmetrics-text" in request.headers.get("accept", ""):
+            content = gateway.metrics.exposition_with_exemplars()
+            return Response(content, headers={"content-type": OPEN_METRICS})
         # As a header, because Litestar adds a charset to a media type and this one names its own.
         return Response(gateway.metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
 

@@ -24,6 +24,7 @@ from gateway.limits.permit import AskedPermit, Permit
 from gateway.request_context import request_context
 from gateway.services import Gateway
 from storage.database.database import DatabaseUnavailable
+from tracing.spans import RequestFacts
 from waterfall.marks import ANSWER
 from waterfall.record import Record
 from waterfall.writer import Entry
@@ -94,16 +95,20 @@ def _note_refusal(gateway: Gateway, request: Request[Any, Any, Any], payer: Paye
     """Let the times of a request be written that was refused before it became a task."""
     context = request_context(request.scope)
     marks = context.marks
-    if marks.taken or not gateway.waterfalls.enabled:
+    if marks.taken or not (gateway.waterfalls.enabled or gateway.traces is not None):
         return
     marks.taken = marks.answered = True
     marks.mark(ANSWER)
     record = Record(
         marks.received_at, (), status="refused", code=error.code or "error", key=payer.key, model=context.model
     )
-    gateway.waterfalls.note(
-        Entry(context.id, payer.tenant_id, payer.project_id, marks, record, settles=False, refused=True)
-    )
+    entry = Entry(context.id, payer.tenant_id, payer.project_id, marks, record, settles=False, refused=True)
+    gateway.waterfalls.note(entry)
+    if gateway.traces is not None:
+        if marks.trace is None:
+            gateway.traces.begin(marks)
+        failed = error.status >= _OURS
+        gateway.traces.note(entry, failed=failed, facts=lambda: RequestFacts(http_status=error.status))
 
 
 async def _count(gateway: Gateway, request: Request[Any, Any, Any], payer: Payer) -> Answer | None:

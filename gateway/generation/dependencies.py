@@ -17,6 +17,7 @@ from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.recovery.lost_attempts import LostAttempts
 from prompt_cache.promise.cache_domains import CacheDomains
 from storage.disk_space import DiskWatch
+from tracing.exporter import Traces
 from waterfall.writer import WaterfallWriter
 
 
@@ -38,3 +39,4 @@ class GenerationDependencies(Struct, frozen=True):
     promises: LeaseConfirmations | None = None
     waterfalls: WaterfallWriter | None = None
     receipts: ReceiptIssuer | None = None
+    traces: Traces | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable
+from functools import partial
 from typing import Literal
 
 import structlog
@@ -37,7 +38,7 @@ from gateway.generation.outcome import (
     replica_lost_error,
 )
 from gateway.generation.request_state import Event, Outcome, RequestState, failed
-from gateway.generation.task_trace import TaskTrace
+from gateway.generation.task_trace import TaskTrace, request_facts
 from gateway.generation.usage_recording import EndedRequest, UsageRecording
 from gateway.limits.permit import AskedPermit
 from gateway.metering.billable_usage import NONSENSE, to_billing_counts, usage_of
@@ -62,6 +63,8 @@ from waterfall.writer import Entry
 
 log = structlog.get_logger("gateway.generation.generation_task")
 
+_OUR_FAULT = 500
+"""The status from which an error is ours."""
 _DEADLINE_GRACE = 2.0
 """Seconds that the replica has to end an overdue request by itself, before it is asked to."""
 
@@ -92,6 +95,11 @@ class GenerationTask:
         self._parts = parts or AnswerParts()
         self._parts.join(self)
         self._name = public_name(prepared.request_id)
+        self._logged = {"request_id": self._name}
+        """What every line of the log says of the request."""
+        if deps.traces is not None:
+            trace = self.marks.trace or deps.traces.begin(self.marks)
+            self._logged["trace_id"] = trace.trace_id
         self._attempts = Attempts(deps.attempts, prepared.generation.first_attempt)
         self._undone: Undone | None = None
         """What became of the replica of the attempt before, where another follows."""
@@ -110,6 +118,8 @@ class GenerationTask:
         self._started = time.monotonic()
         self._deadline = time.time() + deps.admission.timeouts.request
         self._last_token = 0.0
+        self._finished: Finished | None = None
+        """What its last chunk said, if it ended well."""
         self._held_s = 0.0
         self._began_s: float | None = None
         """Seconds from the start until a replica began."""
@@ -126,7 +136,7 @@ class GenerationTask:
             await self._end_permit()
             self._fail(refusal or failure)
         except Exception:
-            log.exception("a request failed inside the gateway", request_id=self._name, model=self.prepared.model.name)
+            log.exception("a request failed inside the gateway", **self._logged, model=self.prepared.model.name)
             self._fail(Interrupted("The gateway failed while it ran the request."))
         finally:
             if self.state.phase != "ended":
@@ -156,9 +166,19 @@ class GenerationTask:
 
     def _note_times(self) -> None:
         """Let its times be written, when it is answered and settled."""
-        if self._deps.waterfalls is not None and self._deps.waterfalls.enabled:
-            self.marks.mark(END)
-            self._deps.waterfalls.note(self.entry)
+        kept, traces = self._deps.waterfalls, self._deps.traces
+        kept = kept if kept is not None and kept.enabled else None
+        if kept is None and traces is None:
+            return
+        self.marks.mark(END)
+        entry = self.entry
+        if kept is not None:
+            kept.note(entry)
+        if traces is not None:
+            outcome = self.state.outcome
+            status = 200 if outcome is None or outcome.failure is None else outcome.failure.status
+            facts = partial(request_facts, self.prepared, status, self._finished, self._choices.tokens)
+            traces.note(entry, failed=status >= _OUR_FAULT, facts=facts)
 
     def interrupt(self, failure: GatewayError) -> None:
         """End the request for a reason of ours; what was delivered is billed."""
@@ -242,7 +262,7 @@ class GenerationTask:
         self._served(outcome.status, time.monotonic() - self._started)
         log.info(
             "request ended",
-            request_id=self._name,
+            **self._logged,
             model=self.prepared.model.name,
             status=outcome.status,
             reason=outcome.reason,
@@ -360,7 +380,7 @@ class GenerationTask:
         refused = self._undone == "refused" and not goes_on
         timeout_s = 0.0 if refused else min(timeouts.retry, self._deadline - time.time())
         if lost.suspect:
-            log.warning("a replica was lost with a request that may be why", request_id=self._name, lost=lost.replica)
+            log.warning("a replica was lost with a request that may be why", **self._logged, lost=lost.replica)
         model = self.prepared.model.name
         link = await deps.fleet.wait_for(
             model, timeout_s, after=lost, goes_on=goes_on, unless=lambda: self.state.outcome is not None
@@ -380,7 +400,7 @@ class GenerationTask:
         same = link.hello is not None and link.hello.numerics == lost.numerics
         log.warning(
             "a request goes on at another replica" if tokens else "a request is tried again",
-            request_id=self._name,
+            **self._logged,
             lost=lost.replica,
             replica=link.replica,
             cause=undone,
@@ -429,7 +449,7 @@ class GenerationTask:
             elif self.state.phase == "running":
                 self._time_out()
             else:
-                log.error("the replica does not answer", request_id=self._name, replica=stream.replica)
+                log.error("the replica does not answer", **self._logged, replica=stream.replica)
                 return None
 
     def _begin_attempt(self, began: Began) -> None:
@@ -497,14 +517,14 @@ class GenerationTask:
                 self._permit.began(prepared.request_id, prepared.conversation, usage.prompt, counted)
             self.delivery.start(Started(usage, to_billing_counts(began.counts) if known else None))
         except NONSENSE:
-            log.warning("a replica began with counts that make no sense", request_id=self._name)
+            log.warning("a replica began with counts that make no sense", **self._logged)
 
     def _take(self, message: Tokens) -> None:
         metrics, name, now = self._deps.metrics, self.prepared.model.name, time.monotonic()
         if message.choice == 0:  # the first choice's times stand for all
             if message.start == 0:
                 self._end_writes(succeeded=True)
-                metrics.first_token(name, now - self._started)
+                metrics.first_token(name, self.prepared.generation.lane, now - self._started, self.marks.trace)
                 self._served("first_token", now - self._started)
             else:
                 metrics.between_tokens(name, now - self._last_token, len(message.tokens))
@@ -584,11 +604,10 @@ class GenerationTask:
             usage, cost, reasoning = event.usage, event.cost_pico, self._choices.reasoning
             predicted = self._choices.predicted
             receipts = () if recorded.receipt is None else (recorded.receipt,)
-            self.delivery.finish(
-                Finished(
-                    ends, event.counts, usage, cost, currency, stops, until, explanation, reasoning, predicted, receipts
-                )
+            self._finished = Finished(
+                ends, event.counts, usage, cost, currency, stops, until, explanation, reasoning, predicted, receipts
             )
+            self.delivery.finish(self._finished)
 
     # ------------------------------------------------ what changes the request's course
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from gateway.admission.prepared_request import PreparedRequest
+from gateway.generation.delivery import Finished
 from gateway.generation.request_state import Outcome
 from protocol.requests import Done
+from tracing.spans import RequestFacts
 from waterfall.marks import DONE, FIRST_TOKEN, ROUTE, Marks
 from waterfall.record import Attempt, Record
 from waterfall.writer import Entry
@@ -67,3 +69,24 @@ class TaskTrace:
             limits=() if self.beside is None else self._marks.offsets_of(self.beside),
         )
         return Entry(prepared.request_id, payer.tenant_id, payer.project_id, self._marks, record, settles=held)
+
+
+def request_facts(prepared: PreparedRequest, status: int, finished: Finished | None, output: int) -> RequestFacts:
+    """What a trace says of a request that was answered with this HTTP status. `output`: its tokens so far."""
+    generation = prepared.generation
+    usage = None if finished is None else finished.usage
+    return RequestFacts(
+        operation="chat" if generation.prompt is None else "text_completion",
+        max_tokens=generation.max_tokens,
+        temperature=generation.temperature,
+        top_p=generation.top_p,
+        seed=generation.seed,
+        choices=generation.choices,
+        finish_reasons=() if finished is None else finished.reasons,
+        input_tokens=len(prepared.prompt.tokens) if usage is None else usage.prompt,
+        output_tokens=output if usage is None else usage.output,
+        cache_read=None if usage is None else sum(usage.read.values()),
+        cache_write=None if usage is None else sum(usage.write.values()),
+        reasoning=None if finished is None else finished.reasoning,
+        http_status=status,
+    )

@@ -88,7 +88,8 @@ class UsageRecording:
         await self._deps.recorder.use(hold, event, failing=failing)
         if sequence:
             self._deps.fleet.acknowledge(stream, sequence)
-        self._deps.metrics.finished(prepared.model.name, ended.outcome.status, event.usage)
+        name, lane, currency = prepared.model.name, prepared.generation.lane, prepared.price.currency
+        self._deps.metrics.finished(name, lane, ended.outcome.status, event, currency)
         self._deps.blocks.note(prepared, stream.model_digest, wrote=bool(event.usage.write))
         return RecordedUsage(event, None if pending is None else pending.issue())
 

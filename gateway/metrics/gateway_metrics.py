@@ -19,14 +19,19 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
+from billing.money import PICO
 from billing.settlement.settler import Settler
 from billing.spool.spool import Spool
-from billing.usage import Usage
+from billing.usage import UsageEvent
 from gateway.fleet.replica_link import ReplicaLink
+from gateway.fleet.replica_rates import FleetRates
 from gateway.metrics.process_metrics import BuildInfo, ProcessMetrics
 from protocol.metric_help import metric_help_text
+from protocol.requests import LANES
+from protocol.trace_context import TraceContext
 from storage.disk_space import DiskWatch
 
 FILE_KINDS = ("counter", "histogram", "gauge_sum", "gauge_max", "gauge_min")
@@ -54,6 +59,7 @@ def allocate_files(folder: Path, worker: str) -> None:
             os.posix_fallocate(file.fileno(), 0, _FIRST_BYTES)
 
 
+_END = b"# EOF\n"
 _FIRST_TOKEN = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_:]")
@@ -74,8 +80,9 @@ class _HasLinks(Protocol):
 class _ReplicaMetrics(Collector):
     """The metrics in the last heartbeat of each replica."""
 
-    def __init__(self, fleet: _HasLinks) -> None:
+    def __init__(self, fleet: _HasLinks, rates: FleetRates | None) -> None:
         self._fleet = fleet
+        self._rates = rates
 
     def collect(self) -> Iterable[Metric]:
         labels = ["replica", "model"]
@@ -98,9 +105,41 @@ class _ReplicaMetrics(Collector):
             put("turnpike_replica_steps_total", "Steps of the engine", link, float(beat.steps))
             put("turnpike_replica_running", "Requests in the batch", link, float(beat.running))
             put("turnpike_replica_waiting", "Requests queued, all lanes", link, float(sum(beat.waiting.values())))
+            self._put_economics(put, link)
             for name, value in beat.metrics.items():
                 put(_NOT_IN_NAMES.sub("_", name), metric_help_text(name), link, value)
-        return families.values()
+        yield from families.values()
+        yield self._lanes()
+
+    def _put_economics(self, put: Callable[[str, str, ReplicaLink, float], None], link: ReplicaLink) -> None:
+        if self._rates is None:
+            return
+        if cost := self._rates.costs.replica_hour:
+            put("turnpike_replica_cost_per_hour", "What the replica costs an hour, by the settings", link, cost)
+        if (rates := self._rates.of(link)) is None:
+            return
+        for name, text, value in (
+            ("busy_ratio", "The share of the last minute in which its steps ran", rates.busy),
+            ("bandwidth_ratio", "The share of its memory's bandwidth that its steps used (MBU)", rates.bandwidth),
+            ("arithmetic_ratio", "The share of its arithmetic that its steps used (MFU)", rates.arithmetic),
+        ):
+            if value is not None:
+                put(f"turnpike_replica_{name}", text, link, value)
+
+    def _lanes(self) -> Metric:
+        """Engine time by lane: by it a replica's cost is divided among lanes."""
+        labels = ["replica", "model", "lane"]
+        family = CounterMetricFamily("turnpike_replica_lane_seconds", "Engine time that a lane got", labels=labels)
+        for link in self._fleet.links:
+            if link.beat is None or link.hello is None:
+                continue
+            lanes = dict.fromkeys(map(str, LANES), 0)
+            for flow, micros in link.beat.service.items():
+                lane = flow.partition("/")[0]
+                lanes[lane] = lanes.get(lane, 0) + micros
+            for lane, micros in lanes.items():
+                family.add_metric([link.replica, link.hello.model.name, lane], micros / 1e6)
+        return family
 
 
 class GatewayMetrics:
@@ -121,6 +160,12 @@ class GatewayMetrics:
         self._local.register(ProcessMetrics(worker, folder))
         self._database_up = self._up("turnpike_database_up", "1 if the database answered when it was last asked")
         self._bus_up = self._up("turnpike_bus_up", "1 if revocations of keys reach this worker: Redis is connected")
+        self._oldest_hold = Gauge(
+            "turnpike_oldest_hold_seconds",
+            "How long the oldest hold of money has been open, of all gateways'",
+            registry=self.registry,
+            multiprocess_mode="max",
+        )
         self._requests = _by_labels(
             Counter("turnpike_requests", "Requests answered", ["model", "status"], registry=self.registry)
         )
@@ -128,7 +173,7 @@ class GatewayMetrics:
             Histogram(
                 "turnpike_time_to_first_token_seconds",
                 "From admission to the first token",
-                ["model"],
+                ["model", "lane"],
                 buckets=_FIRST_TOKEN,
                 registry=self.registry,
             )
@@ -178,7 +223,23 @@ class GatewayMetrics:
             )
         )
         self._ended = _by_labels(
-            Counter("turnpike_generations", "Generations ended", ["model", "status"], registry=self.registry)
+            Counter("turnpike_generations", "Generations ended", ["model", "lane", "status"], registry=self.registry)
+        )
+        self._billed = _by_labels(
+            Counter(
+                "turnpike_billed_money",
+                "What requests cost their tenants, in units of the currency; the ledger has it exactly",
+                ["model", "lane", "currency"],
+                registry=self.registry,
+            )
+        )
+        self._traced = _by_labels(
+            Counter(
+                "turnpike_traced_requests",
+                "Requests whose traces the collector has, or that were left out",
+                ["outcome"],
+                registry=self.registry,
+            )
         )
 
     def _up(self, name: str, text: str) -> Gauge:
@@ -198,9 +259,10 @@ class GatewayMetrics:
         lingering: Callable[[], int] = lambda: 0,
         limits_degraded: Callable[[], bool] = lambda: False,
         waterfalls_dropped: Callable[[], int] = lambda: 0,
+        rates: FleetRates | None = None,
     ) -> None:
         """Add metrics that are polled. `refused`: entries of replicas' journals that nothing can be billed from."""
-        self._local.register(_ReplicaMetrics(fleet))
+        self._local.register(_ReplicaMetrics(fleet, rates))
         gauges: tuple[tuple[str, str, Literal["sum", "max", "min"], Callable[[], float]], ...] = (
             ("turnpike_spool_waiting", "Records durable and not settled", "sum", lambda: settler.lag),
             ("turnpike_spool_lag_seconds", "How long records have been waiting", "max", lambda: settler.lag_s),
@@ -247,13 +309,22 @@ class GatewayMetrics:
         self._database_up.set(database)
         self._bus_up.set(bus)
 
+    def oldest_hold(self, seconds: float) -> None:
+        """Record how long the oldest hold has been open."""
+        self._oldest_hold.set(seconds)
+
     def answered(self, model: str, status: int) -> None:
         """Count an HTTP response. `model` is empty if the request named none."""
         self._requests(model, str(status)).inc()
 
-    def first_token(self, model: str, seconds: float) -> None:
-        """Record the time to the first token."""
-        self._first_token(model).observe(seconds)
+    def first_token(self, model: str, lane: str, seconds: float, trace: TraceContext | None = None) -> None:
+        """Record the time to the first token. `trace`: the request's, which is shown as an example if it is sampled."""
+        exemplar = {"trace_id": trace.trace_id} if trace is not None and trace.sampled else None
+        self._first_token(model, lane).observe(seconds, exemplar)
+
+    def traced(self, outcome: str, requests: int) -> None:
+        """Count requests whose traces were `sent` to the collector, or `dropped`."""
+        self._traced(outcome).inc(requests)
 
     def tried_again(self, model: str) -> None:
         """Count a request that was sent to another replica before any of its tokens had come."""
@@ -278,9 +349,11 @@ class GatewayMetrics:
         for _ in range(tokens):
             histogram.observe(seconds / tokens)
 
-    def finished(self, model: str, status: str, usage: Usage) -> None:
-        """Count a generation whose usage is durable, and its tokens."""
-        self._ended(model, status).inc()
+    def finished(self, model: str, lane: str, status: str, event: UsageEvent, currency: str) -> None:
+        """Count a generation whose usage is durable, its tokens and its price."""
+        self._ended(model, lane, status).inc()
+        self._billed(model, lane, currency).inc(event.cost_pico / PICO)
+        usage = event.usage
         for meter, tokens in usage.meters().items():
             if tokens:
                 self._tokens(model, meter).inc(tokens)
@@ -289,6 +362,13 @@ class GatewayMetrics:
         """Poll the metrics added by `watch`, so that whichever worker is scraped can report them."""
         for gauge, value in self._polled:
             gauge.set(value())
+
+    def exposition_with_exemplars(self) -> bytes:
+        """The metrics of a worker that is alone, in OpenMetrics' format, with traces as examples. Workers that share
+        files keep no examples in them."""
+        self.refresh()
+        write: Callable[[CollectorRegistry], bytes] = openmetrics.generate_latest
+        return write(self.registry).removesuffix(_END) + write(self._local)
 
     def exposition(self) -> bytes:
         """The metrics of all workers in Prometheus' text format; those of replicas as this worker sees them."""

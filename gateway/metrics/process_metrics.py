@@ -22,14 +22,15 @@ class BuildInfo(Collector):
     def collect(self) -> Iterable[Metric]:
         """One family."""
         family = GaugeMetricFamily("turnpike_build_info", "Always 1; the labels say what runs", labels=_BUILD_LABELS)
-        family.add_metric([_version(), platform.python_version()], 1)
+        family.add_metric([version(), platform.python_version()], 1)
         return [family]
 
 
 _BUILD_LABELS = ["version", "python"]
 
 
-def _version() -> str:
+def version() -> str:
+    """The version of what runs."""
     try:
         return metadata.version("turnpike")
     except metadata.PackageNotFoundError:  # a source tree that is not installed

@@ -57,6 +57,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "data": ("opaque",),
     "date": ("2026-11-22",),
     "day": ("2026-11-22",),
+    "held_back_by": ("Nothing: it is at work 3 % of the time.",),
     "description": ("Notices of the billing team.",),
     "detail": ("25.00 USD came, none were asked for",),
     "digest": (_SHA,),

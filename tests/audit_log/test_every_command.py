@@ -45,6 +45,7 @@ READS = frozenset(
         *("users list", "cache shared", "receipts days", "receipts export", "receipts keys", "verify"),
         *("recount", "replay", "tenants account", "clock show"),
         *("batches list", "batches show", "files list", "files show"),
+        *("recount", "replay", "tenants account", "clock show", "doctor", "replicas explain"),
     )
 )
 """Commands that change nothing in the database of money, access, sharing or prices."""

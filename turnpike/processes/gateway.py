@@ -120,6 +120,8 @@ async def open_gateway_services(
                 timeouts=RequestTimeouts(request=settings.request_timeout),
                 cors_origins=settings.allowed_origins,
                 reminder_days=settings.reminder_levels,
+                tracing=settings.trace_options,
+                costs=settings.device_costs,
             ),
         )
     finally:

@@ -10,7 +10,7 @@ import re
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -19,6 +19,10 @@ from engine.options import parse_speculation, split_speculation
 from engine.scheduling.fairness.lanes import LANE_WEIGHTS
 from protocol.requests import LANES, Lane
 from storage.reported_error import ReportedError
+from tracing.options import TraceOptions, read_headers
+
+if TYPE_CHECKING:
+    from gateway.fleet.replica_rates import DeviceCosts
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 DEMO_MODEL = CHECKOUT / "models" / "stdlib-qa"
@@ -441,6 +445,65 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             at_most=400,
         ),
     ] = 7.0
+    cost_currency: Annotated[str, _about("currency of what hardware costs", SERVE, GATEWAY, ADMIN)] = "USD"
+    gpu_hour_cost: Annotated[
+        float,
+        _about(
+            "what one GPU, or another device, costs an hour without power; 0: not said",
+            *(SERVE, GATEWAY, ADMIN),
+            at_least=0,
+        ),
+    ] = 0.0
+    gpu_watts: Annotated[
+        float, _about("power of one device under load, in watts", SERVE, GATEWAY, ADMIN, at_least=0)
+    ] = 0.0
+    power_price: Annotated[float, _about("what a kilowatt-hour costs", SERVE, GATEWAY, ADMIN, at_least=0)] = 0.0
+    replica_devices: Annotated[int, _about("devices of a replica", SERVE, GATEWAY, ADMIN, at_least=1)] = 1
+    device_bandwidth: Annotated[
+        float,
+        _about(
+            "gigabytes that one device's memory moves a second, such as 4800; 0: not said",
+            SERVE,
+            GATEWAY,
+            ADMIN,
+            at_least=0,
+        ),
+    ] = 0.0
+    device_teraflops: Annotated[
+        float,
+        _about(
+            "10^12 operations of one device a second in the model's format, such as 989; 0: not said",
+            SERVE,
+            GATEWAY,
+            ADMIN,
+            at_least=0,
+        ),
+    ] = 0.0
+    otlp_endpoint: Annotated[
+        str,
+        _about(
+            "collector for traces by OTLP over HTTP, such as http://127.0.0.1:4318; empty: nothing is traced",
+            SERVE,
+            GATEWAY,
+        ),
+    ] = ""
+    otlp_headers_file: Annotated[
+        str, _about("file with headers for the collector, NAME: VALUE a line; it is read at the start", SERVE, GATEWAY)
+    ] = ""
+    trace_ratio: Annotated[
+        float,
+        _about(
+            "part of requests that is traced, whatever comes of them; errors of ours and slow ones always are",
+            SERVE,
+            GATEWAY,
+            at_least=0,
+            at_most=1,
+        ),
+    ] = 0.01
+    trace_slow: Annotated[
+        float,
+        _about("seconds to the first token beyond which a request is traced always", SERVE, GATEWAY, at_least=0),
+    ] = 10.0
     webhook_keep_days: Annotated[
         int, _about("days after which ended messages and deliveries are forgotten", SERVE, WORKER, at_least=1)
     ] = 90
@@ -671,6 +734,34 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             if origin != "*" and not re.fullmatch(r"https?://[A-Za-z0-9.\-\[\]:]+", origin):
                 raise SettingError(f"cors_origins: {origin!r} is not an origin such as https://app.example, nor *")
         return origins
+
+    @property
+    def device_costs(self) -> DeviceCosts:
+        """What a replica's hardware costs and is able to do."""
+        from gateway.fleet.replica_rates import DeviceCosts  # few commands ask
+
+        return DeviceCosts(
+            currency=self.cost_currency,
+            hour_cost=self.gpu_hour_cost,
+            watts=self.gpu_watts,
+            power_price=self.power_price,
+            devices=self.replica_devices,
+            gigabytes=self.device_bandwidth,
+            teraflops=self.device_teraflops,
+        )
+
+    @property
+    def trace_options(self) -> TraceOptions:
+        """Which requests are traced, and who is told. Raises SettingError."""
+        if self.otlp_endpoint and not re.fullmatch(r"https?://[^\s?#]+", self.otlp_endpoint):
+            raise SettingError(f"otlp_endpoint: {self.otlp_endpoint!r} is not an http:// or https:// address")
+        try:
+            headers = read_headers(self.otlp_headers_file) if self.otlp_headers_file else {}
+        except (OSError, ValueError) as error:
+            raise SettingError(f"otlp_headers_file: {error}") from error
+        return TraceOptions(
+            endpoint=self.otlp_endpoint, ratio=self.trace_ratio, slow=self.trace_slow, headers=tuple(headers.items())
+        )
 
     @property
     def own_gateway_name(self) -> str:

@@ -123,7 +123,7 @@ def unknown(name: str) -> NotFound:
 
 
 def _object(file: StoredFile, project: str | None) -> TenantFileObject:
-    assert file.purpose != HIDDEN, "nobody sees it"
+    assert file.purpose != "message_batch", "nobody sees it"
     return TenantFileObject(
         id=public_id("file", file.id),
         project_id=project_public_id(file.project_id),

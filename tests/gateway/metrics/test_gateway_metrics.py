@@ -19,7 +19,7 @@ print("made", flush=True)
 sys.stdin.readline()
 for status in range(200, 400):
     metrics.answered("a model whose name takes some room, so that pages are touched " * 2, status)
-metrics.first_token("tiny", 0.1)
+metrics.first_token("tiny", "standard", 0.1)
 print("counted", flush=True)
 """
 

@@ -11,7 +11,7 @@ import { Loaded } from '~/components/Loaded';
 import { Page } from '~/components/Page';
 import { State } from '~/components/values';
 
-import { announcement, draftsOf, laneRows, stateOf, tierRows, type TierRow } from './replicas';
+import { announcement, draftsOf, laneRows, ratesOf, stateOf, tierRows, type TierRow } from './replicas';
 
 type Replica = Schema<'ReplicaObject'>;
 
@@ -77,6 +77,10 @@ function ReplicaCard({ replica }: { replica: Replica }) {
           <Figure name="Epoch" value={replica.epoch} />
           <Figure name="Context" value={replica.context_tokens} unit="tokens" />
         </Group>
+        <Text size="sm">
+          <strong>What holds it back:</strong> {replica.held_back_by}
+        </Text>
+        {replica.rates !== null && <Text size="sm">{ratesOf(replica.rates)}</Text>}
         {drafts !== '' && <Text size="sm">{drafts}</Text>}
         <DataTable
           caption={`Queues of ${replica.name}`}

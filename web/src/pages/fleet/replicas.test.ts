@@ -1,6 +1,6 @@
 import { expect, test } from 'vitest';
 
-import { announcement, draftsOf, laneRows, stateOf, tierRows } from './replicas';
+import { announcement, draftsOf, laneRows, ratesOf, stateOf, tierRows } from './replicas';
 
 const REPLICA = {
   name: 'replica-0',
@@ -57,4 +57,17 @@ test('what came of drafts, or why there are none', () => {
       [`${name}emitted_tokens_total`]: 1_800,
     }),
   ).toBe('75 % of 1,200 drafted tokens were accepted: 50 % of the output.');
+});
+
+test('the last minute of a replica, with what is known of its device and costs', () => {
+  const rates = {
+    ...{ seconds: 60, busy: 0.9, steps: 9, computed: 1200.4, read: 50, output: 900, recomputed: 0, preempted: 0 },
+    ...{ drafting: 0, decodes_of_step: 2, currency: 'EUR' },
+  };
+  expect(ratesOf({ ...rates, bandwidth: 0.613, arithmetic: 0.04, million_cost: 0.12345 })).toBe(
+    'Last minute: at work 90 % of the time; 1,200 prompt tokens a second computed, 50 read, 900 drawn; 61 % of its bandwidth (MBU); 4 % of its arithmetic (MFU); 0.123 EUR for a million tokens.',
+  );
+  expect(ratesOf({ ...rates, bandwidth: null, arithmetic: null, million_cost: null })).toBe(
+    'Last minute: at work 90 % of the time; 1,200 prompt tokens a second computed, 50 read, 900 drawn.',
+  );
 });

@@ -70,6 +70,31 @@ export function draftsOf(metrics: Metrics): string {
   return `${share(accepted, drafted)} of ${drafted.toLocaleString('en')} drafted tokens were accepted: ${share(accepted, figure('emitted_tokens_total'))} of the output.`;
 }
 
+type Rates = NonNullable<Schema<'ReplicaObject'>['rates']>;
+
+/** What it did in the last minute, how far it used its device, and what its tokens cost. */
+export function ratesOf({
+  busy,
+  computed,
+  read,
+  output,
+  bandwidth,
+  arithmetic,
+  million_cost,
+  currency,
+}: Rates): string {
+  const share = (part: number): string => `${Math.round(100 * part)} %`;
+  const whole = (count: number): string => Math.round(count).toLocaleString('en');
+  const parts = [
+    `at work ${share(busy)} of the time`,
+    `${whole(computed)} prompt tokens a second computed, ${whole(read)} read, ${whole(output)} drawn`,
+  ];
+  if (bandwidth !== null) parts.push(`${share(bandwidth)} of its bandwidth (MBU)`);
+  if (arithmetic !== null) parts.push(`${share(arithmetic)} of its arithmetic (MFU)`);
+  if (million_cost !== null) parts.push(`${million_cost.toPrecision(3)} ${currency} for a million tokens`);
+  return `Last minute: ${parts.join('; ')}.`;
+}
+
 /** The memory for KV by tier; layer groups are told apart where there are several. */
 export function tierRows({ memory }: Replica): TierRow[] {
   const groups = new Set(memory.map((each) => each.group)).size;
