@@ -43,7 +43,6 @@ READS = frozenset(
         *("prices books", "settings", "tenants list", "tenants statement", "terms list", "webhooks list"),
         *("webhooks deliveries", "approvals list", "approvals show", "limits list", "openapi"),
         *("users list", "cache shared", "receipts days", "receipts export", "receipts keys", "verify"),
-        *("recount", "replay", "tenants account", "clock show"),
         *("batches list", "batches show", "files list", "files show"),
         *("recount", "replay", "tenants account", "clock show", "doctor", "replicas explain"),
     )
