@@ -25,6 +25,9 @@ CONTINUE_VERSION = 10
 """From this protocol version on, a replica takes up what an earlier attempt of a request had put out
 (`Generate.emitted`)."""
 
+ADAPTER_VERSION = 11
+"""From this protocol version on, a replica computes adapters (`Generate.adapter`)."""
+
 MOST_CHOICES = 128
 MOST_PREDICTION_TOKENS = 32_768
 MOST_MARKER_TOKENS = 64
@@ -206,6 +209,9 @@ class Generate(Message, frozen=True, tag="Generate"):
     """With `emitted`: what the prompt took in the attempt that computed it, with which the counts of this one begin."""
     delivered: int = 0
     """With `emitted`: how many of these tokens had reached the client, as in `Credit`."""
+    adapter: str = ""
+    """The digest of the adapter that changes the model for it; empty for the model itself. A replica that lacks it asks
+    its gateway (`protocol.adapters`)."""
 
     def received(self, now: float) -> Generate:
         """The same request with a deadline by the clock of the replica, which received it at `now`."""
@@ -216,6 +222,8 @@ class Generate(Message, frozen=True, tag="Generate"):
     @property
     def version(self) -> int:
         """The oldest protocol version whose replicas answer this request as it is meant."""
+        if self.adapter:
+            return ADAPTER_VERSION
         if self.emitted:
             return CONTINUE_VERSION
         if self.reasoning is not None:
