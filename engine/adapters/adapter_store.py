@@ -20,6 +20,7 @@ from prompt_cache.kv.block_keys import BLOCK_TOKENS, KeyFork
 
 DEFAULT_BYTES = 4 << 30
 DEFAULT_SLOTS = 16
+_MOST_REFUSALS = 1000
 
 
 class StoredAdapter:
@@ -77,6 +78,7 @@ class AdapterStore:
         self._targets = targets
         self._tiling = tiling
         self._adapters: OrderedDict[str, StoredAdapter] = OrderedDict()
+        self._refusals: OrderedDict[str, str] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
 
@@ -104,6 +106,23 @@ class AdapterStore:
             while self._bytes > self.most_bytes:
                 self._remove(next(iter(self._adapters)))
         return adapter
+
+    def knows(self, digest: str) -> bool:
+        """Whether the adapter is here, or was refused: then nobody needs to send it."""
+        with self._lock:
+            return digest in self._adapters or digest in self._refusals
+
+    def refuse(self, digest: str, problem: str) -> None:
+        """Remember why the adapter with this digest cannot be served."""
+        with self._lock:
+            self._refusals[digest] = problem
+            if len(self._refusals) > _MOST_REFUSALS:
+                self._refusals.popitem(last=False)
+
+    def refusal(self, digest: str) -> str | None:
+        """Why the adapter with this digest cannot be served, if it was refused."""
+        with self._lock:
+            return self._refusals.get(digest)
 
     def drop(self, digest: str) -> None:
         """Give an adapter up."""

@@ -178,8 +178,11 @@ class InputProcessor:
         if self._adapters is None:
             raise Rejected("adapter: this replica computes no adapters", invalid="adapter")
         found = self._adapters.find(generate.adapter)
-        if found is None:  # it was given up while the request came; the gateway sends both again
-            raise Rejected("adapter: this replica has not got it any more", Refusal("replica", 0.5))
+        if found is None:
+            if (problem := self._adapters.refusal(generate.adapter)) is not None:
+                raise Rejected(f"adapter: {problem}", invalid="adapter")
+            # It did not come, or was given up while the request waited; it may be asked for again.
+            raise Rejected("adapter: this replica has not got it", Refusal("replica", 0.5))
         start = found.acts_from(generate.tokens)
         if start is None:
             raise Rejected("adapter: the prompt has not the tokens that invoke it", invalid="adapter")
