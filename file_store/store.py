@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from audit_log.record import record_change
 from file_store.blobs import Blobs
 from file_store.sealed_content import ContentReader, ContentWriter
-from file_store.tables import stored_file
+from file_store.tables import adapter, stored_file
 from prompt_cache.promise.scope_keys import ScopeKeys
 from prompt_cache.tables import cache_scope_key
 from response_store.sealing import ContentSeal, Unreadable
@@ -27,7 +27,7 @@ from storage.database.sql_arrays import one_of
 
 Purpose: TypeAlias = Literal["batch", "batch_output", "user_data", "message_batch"]
 HIDDEN: Purpose = "message_batch"
-"""The purpose of files that are a batch's own, which nobody lists or reads."""
+"""The purpose of files that are a batch's own, or the content of adapters, which nobody lists or reads."""
 MOST_FILES = 50_000
 """Files that a project may keep: one without content takes no bytes, but a row and a file of the disk."""
 FORGOTTEN = 100
@@ -92,18 +92,22 @@ class FileStore:
         DatabaseUnavailable."""
         seal = await self.seal_of(new.tenant_id, new.project_id)
         async with self.database.transaction() as session:
-            await self.database.lock_rows_of(session, stored_file, new.project_id)
-            if await self._used(session, new.tenant_id, new.project_id) + new.bytes > self.quota:
-                raise QuotaExceeded
-            if await self._count(session, new.tenant_id, new.project_id) >= MOST_FILES:
-                raise QuotaExceeded
-            await self.insert(session, new, seal)
+            await self.insert_within_quota(session, new, seal)
             said = {"purpose": new.purpose, "bytes": new.bytes}
             await record_change(session, "file.created", target="file", target_id=public_id("file", new.id),
                                 tenant_id=new.tenant_id, project_id=new.project_id, after=said)  # fmt: skip
         found = await self.get(new.tenant_id, new.project_id, new.id)
         assert found is not None, "it was written just now"
         return found
+
+    async def insert_within_quota(self, session: AsyncSession, new: NewFile, seal: ContentSeal) -> None:
+        """Write the row of a file that was uploaded, in a transaction of the caller's. Raises QuotaExceeded."""
+        await self.database.lock_rows_of(session, stored_file, new.project_id)
+        if await self._used(session, new.tenant_id, new.project_id) + new.bytes > self.quota:
+            raise QuotaExceeded
+        if await self._count(session, new.tenant_id, new.project_id) >= MOST_FILES:
+            raise QuotaExceeded
+        await self.insert(session, new, seal)
 
     async def insert(self, session: AsyncSession, new: NewFile, seal: ContentSeal) -> None:
         """Write the row of a file that we made, in a transaction of the caller's."""
@@ -192,6 +196,7 @@ class FileStore:
             ids = list((await session.execute(select(_OF.id).where(over).limit(FORGOTTEN))).scalars())
             if ids:
                 await session.execute(delete(stored_file).where(one_of(self.database, _OF.id, ids)))
+                await session.execute(delete(adapter).where(one_of(self.database, adapter.c.id, ids)))
         for identity in ids:
             await self._blobs.remove(identity.hex)
         return len(ids) + await self._remove_strays()

@@ -83,15 +83,21 @@ class AdapterFile:
 
 def pack(config: bytes, tensors: bytes) -> bytes:
     """Both files as one content, as it is kept and sent."""
-    return len(config).to_bytes(4, "big") + config + tensors
+    return tensors + trailer(config)
+
+
+def trailer(config: bytes) -> bytes:
+    """What follows the tensors in such a content: the configuration and its length."""
+    return config + len(config).to_bytes(4, "big")
 
 
 def read_packed(content: bytes, base: str) -> AdapterFile:
     """The adapter in such a content. Raises AdapterRefused."""
-    size = int.from_bytes(content[:4], "big")
-    if len(content) < 4 + size:
+    end = len(content) - 4
+    tensors = end - int.from_bytes(content[end:], "big") if end >= 0 else -1
+    if tensors < 0:
         raise AdapterRefused("adapter_config.json", "it is cut off")
-    return read_adapter(content[4 : 4 + size], memoryview(content)[4 + size :], base)
+    return read_adapter(content[tensors:end], memoryview(content)[:tensors], base)
 
 
 def read_adapter(config: bytes, tensors: bytes | memoryview, base: str) -> AdapterFile:

@@ -121,7 +121,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
     ),
     "waterfall": ("marks", "record", "bars", "tables", "store", "writer", "refused_requests", "refused_writer"),
     "webhooks": ("addresses", "signing", "tables", "endpoints", "sending", "dispatch"),
-    "file_store": ("tables", "blobs", "sealed_content", "store"),
+    "file_store": ("tables", "blobs", "sealed_content", "store", "adapters"),
     "batch_store": ("tables", "records", "store", "running"),
     "response_store": ("tables", "records", "sealing", "policies", "store", "running", "idempotency"),
     "engine": (
@@ -143,6 +143,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
     "gateway": (
         *("errors", "generation_request", "request_context", "conversation", "metering", "served_models", "fleet"),
         *(
+            "adapters",
             "limits",
             "admission",
             "metrics",
@@ -208,7 +209,7 @@ TENANT_TABLES = frozenset(
         *("payment_customer", "auto_top_up", "top_up", "pushed_document", "cash_receipt", "payment_refund"),
         *("payment_dispute", "finance_task", "payment_reminder", "reminder_policy"),
         *("stored_response", "stored_response_events", "response_policy", "idempotency_claim"),
-        *("stored_file", "batch", "batch_line", "batch_part"),
+        *("stored_file", "batch", "batch_line", "batch_part", "adapter"),
         *("receipt_day", "receipt_policy"),
     )
 )
@@ -228,7 +229,7 @@ AUDITED_TABLES = frozenset(
             "export_job",
             "webhook_endpoint",
         ),
-        *("cache_scope_key", "shared_prefix", "gateway_epoch", "response_policy", "receipt_policy"),
+        *("adapter", "cache_scope_key", "shared_prefix", "gateway_epoch", "response_policy", "receipt_policy"),
         *("user_account", "credential", "membership", "pending_change", "rate_limit"),
         *("payment_customer", "auto_top_up", "top_up", "pushed_document", "cash_receipt", "payment_refund"),
         *("payment_dispute", "finance_task", "payment_reminder", "reminder_policy"),

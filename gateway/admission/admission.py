@@ -18,11 +18,12 @@ from msgspec.structs import replace
 from billing.accounts.balances import CurrencyMismatch
 from billing.holds.records import Hold, HoldRequest
 from billing.money import InvalidMoney
-from billing.prices import PriceCatalog, PriceMissing
+from billing.prices import PriceCatalog, PriceMissing, PriceVersion
 from billing.reservation.allowances import Allowances
 from billing.reservation.decisions import InsufficientFunds
 from billing.reservation.hold_service import HoldService
 from billing.reservation.hooked_holds import HookedHolds
+from gateway.adapters.adapted_models import AdaptedModels
 from gateway.admission.affordability import affordable_tokens, cost_bound, unaffordable
 from gateway.admission.cache_leases import (
     LeasePayer,
@@ -39,7 +40,7 @@ from gateway.admission.sampling_params import context_exceeded, max_output_token
 from gateway.admission.tool_choice import apply_tool_choice
 from gateway.conversation.chat_template import ConversationRefused
 from gateway.conversation.prompt import Prompt, PromptTooLong, Span
-from gateway.errors import InvalidField, InvalidRequest, Unaffordable, Unavailable
+from gateway.errors import InvalidField, InvalidRequest, ModelNotFound, Unaffordable, Unavailable
 from gateway.fleet.cache_affinity import RAW_KEY_TOKENS, conversation_key
 from gateway.fleet.fleet import Fleet
 from gateway.generation_request import CacheDirectives, GenerationRequest
@@ -48,6 +49,7 @@ from gateway.served_models.served_model import ServedModel
 from prompt_cache.promise.cache_domains import CacheDomains
 from prompt_cache.promise.directives import CachePlan
 from prompt_cache.promise.prefix_keys import PromptKeys
+from prompt_cache.promise.scope_keys import ScopeKeyUnreadable
 from protocol.requests import CLAIM_VERSION, MOST_PREDICTION_TOKENS
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import DatabaseUnavailable
@@ -94,11 +96,13 @@ class Admission:
         threads: FairThreads,
         database_timeout: float,
         slice_tokens: int = 0,
+        models: AdaptedModels | None = None,
     ) -> None:
         """`gateway_epoch`: this worker's. `leased` takes the holds of requests that leases have a say in.
         `database_timeout`: seconds that a request waits for the database. `slice_tokens`: hold the output's money in
         slices of so many tokens of each choice; 0: all at once."""
         self.timeouts = timeouts
+        self._models = models
         self.slice_tokens = slice_tokens
         self._gateway_epoch = gateway_epoch
         self._fleet = fleet
@@ -122,6 +126,7 @@ class Admission:
         raises."""
         marks = Marks()
         payer.check(model.name, generation.lane)
+        model = await self._adapted(payer, model, generation.model)
         apply = partial(apply_tool_choice, model, generation)
         generation = await self._run(payer.tenant_id, apply, large=tools_size(generation) > _THREAD_CHARACTERS)
         prompt = await self.prompt(payer.tenant_id, model, generation, count)
@@ -133,9 +138,7 @@ class Admission:
         prediction = await self._prediction(payer.tenant_id, model, generation)
         marks.mark(PLAN)
         try:
-            price = self._prices.known(model.name, payer.tenant_id)
-            if price is None:
-                price = await self._for_prices.wait(self._prices.current(model.name, tenant_id=payer.tenant_id))
+            price = await self._price(payer.tenant_id, model)
         except PriceMissing as error:
             raise Unavailable(f"The model {model.name!r} has no price at present.", retry_after=60.0) from error
         except DatabaseUnavailable as error:
@@ -161,6 +164,30 @@ class Admission:
             prediction=prediction,
             marks=marks,
         )
+
+    async def _adapted(self, payer: Payer, model: ServedModel, asked: str) -> ServedModel:
+        """The model with the adapter that is asked for, if any. Raises ModelNotFound, Unavailable."""
+        if self._models is None:
+            return model
+        try:
+            return await self._for_prices.wait(self._models.adapted(payer.tenant_id, payer.project_id, model, asked))
+        except ScopeKeyUnreadable as error:
+            raise ModelNotFound(f"The model {asked!r} does not exist.", path="$.model") from error
+        except DatabaseUnavailable as error:
+            problem = "The database is away, so the adapter is not known; try again shortly."
+            raise Unavailable(problem, retry_after=2.0) from error
+
+    async def _price(self, tenant_id: UUID, model: ServedModel) -> PriceVersion:
+        """An adapted model's own prices, or else those of its base. Raises PriceMissing, DatabaseUnavailable."""
+        try:
+            price = self._prices.known(model.full_name, tenant_id)
+            if price is None:
+                price = await self._for_prices.wait(self._prices.current(model.full_name, tenant_id=tenant_id))
+        except PriceMissing:
+            if model.adapter is None:
+                raise
+            return await self._price(tenant_id, replace(model, adapter=None))
+        return price
 
     async def prompt(
         self, tenant: UUID, model: ServedModel, generation: GenerationRequest, count: CountBytes = uncounted
@@ -242,8 +269,7 @@ class Admission:
         segments, scopes = self._domains.segments(payer.tenant_id, payer.project_id, len(prompt.tokens))
         roots = {scope.scope: scope.root for scope in scopes}
         return PromptKeys(
-            model.name,
-            model.text_digest,
+            *model.names,
             [(segment.until, roots[segment.scope]) for segment in segments],
             prompt.tokens,
             partition=generation.cache.partition,
@@ -259,7 +285,7 @@ class Admission:
             tenant_id=payer.tenant_id,
             project_id=payer.project_id,
             key_id=payer.key_id,
-            model=prepared.model.name,
+            model=prepared.model.full_name,
             lane=generation.lane,
             price_version=prepared.price.id,
             amount_pico=cost_bound(prepared, prepared.held_output),

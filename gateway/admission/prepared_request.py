@@ -118,6 +118,7 @@ class PreparedRequest(Struct, frozen=True, kw_only=True):
             reasoning=self.reasoning,
             speculation="auto" if self.generation.speculation else "off",
             prediction=self.prediction,
+            adapter="" if self.model.adapter is None else self.model.adapter.digest,
         )
 
     def _retained(self) -> tuple[Retain, ...]:

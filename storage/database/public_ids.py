@@ -27,6 +27,7 @@ PREFIXES: Mapping[str, str] = {
     "cache": "cache_",
     "response": "resp_",
     "file": "file_",
+    "adapter": "adapter_",
     "batch": "batch_",
     "message_batch": "msgbatch_",
     "request": "req_",
