@@ -73,6 +73,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
         "gguf_tokenizer",
         "gguf_config",
         "model_documents",
+        "adapter_trial",
     ),
     "storage": ("reported_error", "backoff", "bus", "redis_script", "disk_space", "free_text", "database"),
     "audit_log": (
@@ -229,7 +230,7 @@ AUDITED_TABLES = frozenset(
             "export_job",
             "webhook_endpoint",
         ),
-        *("adapter", "cache_scope_key", "shared_prefix", "gateway_epoch", "response_policy", "receipt_policy"),
+        *("cache_scope_key", "shared_prefix", "gateway_epoch", "response_policy", "receipt_policy"),
         *("user_account", "credential", "membership", "pending_change", "rate_limit"),
         *("payment_customer", "auto_top_up", "top_up", "pushed_document", "cash_receipt", "payment_refund"),
         *("payment_dispute", "finance_task", "payment_reminder", "reminder_policy"),
@@ -250,7 +251,7 @@ UNAUDITED_TABLES = frozenset(
         *("cache_request", "cache_prefix", "cache_day", "cache_history_day", "request_waterfall", "refused_request"),
         *("stored_response", "stored_response_events", "idempotency_claim"),
         # that a client adds or removes one is recorded; how the work of a batch goes on is not
-        *("stored_file", "batch", "batch_line", "batch_part"),
+        *("stored_file", "batch", "batch_line", "batch_part", "adapter"),
         *("replica_journal", "journal_of_epoch", "webhook_delivery", "webhook_attempt", "recon_run"),
         # written by money transactions, beside what is recorded
         *(

@@ -28,6 +28,8 @@ class StoredAdapter:
 
     def __init__(self, file: AdapterFile, targets: Mapping[str, Target], tiling: Tiling) -> None:
         self.file = file
+        self.scopes: set[str] = set()
+        """The scopes, by their owners, whose requests have named it: it goes with the last of them."""
         self._targets = targets
         self._tiling = tiling
 
@@ -128,6 +130,18 @@ class AdapterStore:
         """Give an adapter up."""
         with self._lock:
             self._remove(digest)
+
+    def forget(self, scope: str) -> list[str]:
+        """A scope's data key was destroyed: give up the adapters that only its requests have named. Returns their
+        digests."""
+        with self._lock:
+            named = [adapter for adapter in self._adapters.values() if scope in adapter.scopes]
+            for adapter in named:
+                adapter.scopes.discard(scope)
+            gone = [adapter.digest for adapter in named if not adapter.scopes]
+            for digest in gone:
+                self._remove(digest)
+            return gone
 
     def _remove(self, digest: str) -> None:
         gone = self._adapters.pop(digest, None)

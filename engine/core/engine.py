@@ -274,6 +274,8 @@ class Engine:
         self._retentions.pop(scope, None)
         self.scheduler.forget(scope)
         self.speculator.forget(scope)
+        for digest in () if self.adapters is None else self.adapters.forget(scope):
+            self.scheduler.adapters.forget(digest)
 
     def purge(self, scope: str, keys: Collection[bytes]) -> None:
         """Make the blocks of a scope with these keys unfindable in every tier."""

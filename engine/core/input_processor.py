@@ -183,6 +183,7 @@ class InputProcessor:
                 raise Rejected(f"adapter: {problem}", invalid="adapter")
             # It did not come, or was given up while the request waited; it may be asked for again.
             raise Rejected("adapter: this replica has not got it", Refusal("replica", 0.5))
+        found.scopes.add(owner_of(generate.segments[-1].scope))
         start = found.acts_from(generate.tokens)
         if start is None:
             raise Rejected("adapter: the prompt has not the tokens that invoke it", invalid="adapter")

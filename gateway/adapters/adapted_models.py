@@ -12,11 +12,14 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
+from billing.prices import PriceCatalog, PriceMissing, PriceVersion
 from file_store.adapters import AdapterStore, StoredAdapter
-from gateway.errors import ModelNotFound
+from gateway.errors import ModelNotFound, Unavailable
 from gateway.fleet.adapter_sender import AdapterSender
 from gateway.served_models.registry import ModelRegistry
 from gateway.served_models.served_model import ServedAdapter, ServedModel
+from storage.database.circuit_breaker import CircuitBreaker
+from storage.database.database import DatabaseUnavailable
 
 
 class AdaptedModels:
@@ -28,8 +31,7 @@ class AdaptedModels:
         self._sender = sender
 
     async def adapted(self, tenant_id: UUID, project_id: UUID, model: ServedModel, asked: str) -> ServedModel:
-        """The served model `model` as `asked` for: itself, or adapted. Raises ModelNotFound, DatabaseUnavailable,
-        ScopeKeyUnreadable."""
+        """The served model `model` as `asked` for: itself, or adapted. Raises ModelNotFound, DatabaseUnavailable."""
         name = self._models.adapter_name(asked)
         if name is None:
             return model
@@ -40,6 +42,19 @@ class AdaptedModels:
             raise ModelNotFound(f"The model {asked!r} does not exist.", path="$.model")
         self._sender.offer(found.digest, found.bytes, partial(self._content, found))
         return adapted_model(model, found)
+
+    async def adapted_in_time(
+        self, tenant_id: UUID, project_id: UUID, model: ServedModel, asked: str, breaker: CircuitBreaker
+    ) -> ServedModel:
+        """As `adapted`, but it waits no longer for the database than `breaker` says. Raises ModelNotFound,
+        Unavailable."""
+        if self._models.adapter_name(asked) is None:
+            return model
+        try:
+            return await breaker.wait(self.adapted(tenant_id, project_id, model, asked))
+        except DatabaseUnavailable as error:
+            problem = "The database is away, so the adapter is not known; try again shortly."
+            raise Unavailable(problem, retry_after=2.0) from error
 
     async def own(self, tenant_id: UUID, project_id: UUID) -> list[ServedModel]:
         """The project's adapted models, the newest first. Raises DatabaseUnavailable."""
@@ -53,6 +68,19 @@ class AdaptedModels:
         reader = await self._store.reader(found.tenant_id, found.project_id, found.id, found.bytes)
         async for piece in reader.pieces():
             yield piece
+
+
+async def price_of(prices: PriceCatalog, tenant_id: UUID, model: ServedModel, breaker: CircuitBreaker) -> PriceVersion:
+    """An adapted model's own prices, or else those of its base. Raises PriceMissing, DatabaseUnavailable."""
+    try:
+        price = prices.known(model.full_name, tenant_id)
+        if price is None:
+            price = await breaker.wait(prices.current(model.full_name, tenant_id=tenant_id))
+    except PriceMissing:
+        if model.adapter is None:
+            raise
+        return await price_of(prices, tenant_id, replace(model, adapter=None), breaker)
+    return price
 
 
 def adapted_model(model: ServedModel, stored: StoredAdapter) -> ServedModel:

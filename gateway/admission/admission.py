@@ -18,12 +18,12 @@ from msgspec.structs import replace
 from billing.accounts.balances import CurrencyMismatch
 from billing.holds.records import Hold, HoldRequest
 from billing.money import InvalidMoney
-from billing.prices import PriceCatalog, PriceMissing, PriceVersion
+from billing.prices import PriceCatalog, PriceMissing
 from billing.reservation.allowances import Allowances
 from billing.reservation.decisions import InsufficientFunds
 from billing.reservation.hold_service import HoldService
 from billing.reservation.hooked_holds import HookedHolds
-from gateway.adapters.adapted_models import AdaptedModels
+from gateway.adapters.adapted_models import AdaptedModels, price_of
 from gateway.admission.affordability import affordable_tokens, cost_bound, unaffordable
 from gateway.admission.cache_leases import (
     LeasePayer,
@@ -40,7 +40,7 @@ from gateway.admission.sampling_params import context_exceeded, max_output_token
 from gateway.admission.tool_choice import apply_tool_choice
 from gateway.conversation.chat_template import ConversationRefused
 from gateway.conversation.prompt import Prompt, PromptTooLong, Span
-from gateway.errors import InvalidField, InvalidRequest, ModelNotFound, Unaffordable, Unavailable
+from gateway.errors import InvalidField, InvalidRequest, Unaffordable, Unavailable
 from gateway.fleet.cache_affinity import RAW_KEY_TOKENS, conversation_key
 from gateway.fleet.fleet import Fleet
 from gateway.generation_request import CacheDirectives, GenerationRequest
@@ -49,7 +49,6 @@ from gateway.served_models.served_model import ServedModel
 from prompt_cache.promise.cache_domains import CacheDomains
 from prompt_cache.promise.directives import CachePlan
 from prompt_cache.promise.prefix_keys import PromptKeys
-from prompt_cache.promise.scope_keys import ScopeKeyUnreadable
 from protocol.requests import CLAIM_VERSION, MOST_PREDICTION_TOKENS
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import DatabaseUnavailable
@@ -126,7 +125,10 @@ class Admission:
         raises."""
         marks = Marks()
         payer.check(model.name, generation.lane)
-        model = await self._adapted(payer, model, generation.model)
+        if self._models is not None:
+            model = await self._models.adapted_in_time(
+                payer.tenant_id, payer.project_id, model, generation.model, self._for_prices
+            )
         apply = partial(apply_tool_choice, model, generation)
         generation = await self._run(payer.tenant_id, apply, large=tools_size(generation) > _THREAD_CHARACTERS)
         prompt = await self.prompt(payer.tenant_id, model, generation, count)
@@ -138,7 +140,7 @@ class Admission:
         prediction = await self._prediction(payer.tenant_id, model, generation)
         marks.mark(PLAN)
         try:
-            price = await self._price(payer.tenant_id, model)
+            price = await price_of(self._prices, payer.tenant_id, model, self._for_prices)
         except PriceMissing as error:
             raise Unavailable(f"The model {model.name!r} has no price at present.", retry_after=60.0) from error
         except DatabaseUnavailable as error:
@@ -164,30 +166,6 @@ class Admission:
             prediction=prediction,
             marks=marks,
         )
-
-    async def _adapted(self, payer: Payer, model: ServedModel, asked: str) -> ServedModel:
-        """The model with the adapter that is asked for, if any. Raises ModelNotFound, Unavailable."""
-        if self._models is None:
-            return model
-        try:
-            return await self._for_prices.wait(self._models.adapted(payer.tenant_id, payer.project_id, model, asked))
-        except ScopeKeyUnreadable as error:
-            raise ModelNotFound(f"The model {asked!r} does not exist.", path="$.model") from error
-        except DatabaseUnavailable as error:
-            problem = "The database is away, so the adapter is not known; try again shortly."
-            raise Unavailable(problem, retry_after=2.0) from error
-
-    async def _price(self, tenant_id: UUID, model: ServedModel) -> PriceVersion:
-        """An adapted model's own prices, or else those of its base. Raises PriceMissing, DatabaseUnavailable."""
-        try:
-            price = self._prices.known(model.full_name, tenant_id)
-            if price is None:
-                price = await self._for_prices.wait(self._prices.current(model.full_name, tenant_id=tenant_id))
-        except PriceMissing:
-            if model.adapter is None:
-                raise
-            return await self._price(tenant_id, replace(model, adapter=None))
-        return price
 
     async def prompt(
         self, tenant: UUID, model: ServedModel, generation: GenerationRequest, count: CountBytes = uncounted

@@ -11,6 +11,7 @@ import torch
 
 from engine.speculation.ngram_drafter import NgramDrafter
 from model_files.adapter_file import pack, read_packed
+from protocol.requests import Segment
 from tests import adapter_files
 from tests.engine.conftest import Bench, Run, generate, make_bench
 
@@ -161,6 +162,19 @@ def test_a_request_in_flight_keeps_an_adapter_that_is_dropped(benches: Benches) 
     same(alone, run)
     assert late.done is not None
     assert late.done.reason == "rejected"
+
+
+def test_an_adapter_goes_with_the_last_scope_that_named_it(benches: Benches) -> None:
+    bench = benches(adapters=2)
+    digest = give(bench)
+    assert bench.engine.adapters is not None
+    for name in ("project", "other"):
+        bench.one(generate(name, PROMPT, adapter=digest, segments=(Segment(len(PROMPT), name),)))
+    bench.engine.forget("project")
+    assert bench.engine.adapters.find(digest) is not None
+    bench.engine.forget("other")
+    assert bench.engine.adapters.find(digest) is None
+    assert bench.engine.scheduler.adapters.resident == ()
 
 
 # ---------------------------------------------------------------- activated adapters
