@@ -13,7 +13,7 @@ from engine.adapters.adapted_linear import StepAdapters, adapt, targets_of
 from engine.adapters.adapter_weights import AdapterWeights, Target, check_fit
 from engine.layers.linear import Tiling
 from engine.models.decoder import Decoder
-from engine.scheduling.adapter_slots import AdapterSlots, in_a_thread
+from engine.scheduling.adapter_slots import AdapterSlots
 from model_files.adapter_config import AdapterRefused
 from model_files.adapter_file import AdapterFile, read_packed
 from prompt_cache.kv.block_keys import BLOCK_TOKENS, KeyFork
@@ -21,6 +21,11 @@ from prompt_cache.kv.block_keys import BLOCK_TOKENS, KeyFork
 DEFAULT_BYTES = 4 << 30
 DEFAULT_SLOTS = 16
 _MOST_REFUSALS = 1000
+
+
+def in_a_thread(work: Callable[[], None]) -> None:
+    """Do some work beside the caller."""
+    threading.Thread(target=work, name="adapter", daemon=True).start()
 
 
 class StoredAdapter:

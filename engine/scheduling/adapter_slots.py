@@ -11,11 +11,9 @@ a flow gets at most half, so that one tenant's many adapters do not keep out tho
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Protocol
 
 from engine.scheduling.request import Request
@@ -50,15 +48,15 @@ class _Slot:
         return bool(self.holders) or self.weights is None
 
 
-def in_a_thread(work: Callable[[], None]) -> None:
-    """Do some work beside the caller."""
-    threading.Thread(target=work, name="adapter", daemon=True).start()
+def at_once(work: Callable[[], None]) -> None:
+    """Do some work before going on."""
+    work()
 
 
 class AdapterSlots:
     """At most `most` adapters at a time. Called in the engine's thread; `wake` is called in any."""
 
-    def __init__(self, most: int, run_beside: Callable[[Callable[[], None]], None] = in_a_thread) -> None:
+    def __init__(self, most: int, run_beside: Callable[[Callable[[], None]], None] = at_once) -> None:
         self.most = most
         self.most_of_a_flow = max(1, most // 2)
         self.wake: Callable[[], None] = lambda: None
@@ -166,7 +164,7 @@ class AdapterSlots:
                     return
                 self._overtaken = 0
                 self._slots[adapter.digest] = _Slot(adapter, request.flow)
-                self._run_beside(partial(self._load, adapter))
+                self._run_beside(self._loader(adapter))
             wanted.add(adapter.digest)
 
     def _has_its_share(self, flow: str) -> bool:
@@ -182,6 +180,9 @@ class AdapterSlots:
             return False
         del self._slots[idle]
         return True
+
+    def _loader(self, adapter: Adapter) -> Callable[[], None]:
+        return lambda: self._load(adapter)
 
     def _load(self, adapter: Adapter) -> None:
         """Runs in another thread. Weights that cannot be made are an error, which fails the requests that use them."""
