@@ -182,6 +182,15 @@ async def test_an_adapter_is_gone_with_its_projects_data_key(stack: Stack) -> No
     assert (await call(stack, "GET", f"/v1/adapters/{adapter['id']}")).status_code == 404
 
 
+async def test_what_a_replica_refuses_of_an_adapter_is_the_clients_error(stack: Stack) -> None:
+    await upload(stack)
+    stack.say("", reason="rejected", error="adapter: the prompt has not the tokens that invoke it", invalid="adapter")
+    refused = await stack.post(chat("tiny:support"))
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "invalid_adapter"
+    assert "tokens that invoke it" in refused.json()["error"]["message"]
+
+
 async def test_uploads_at_once_are_all_checked(stack: Stack) -> None:
     answers = await asyncio.gather(*(upload(stack, f"a{at}", seed=at) for at in range(4)))
     assert [answer.status_code for answer in answers] == [200] * 4
