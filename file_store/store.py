@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from audit_log.record import record_change
 from file_store.blobs import Blobs
 from file_store.sealed_content import ContentReader, ContentWriter
-from file_store.tables import file_reservation, stored_file, upload, upload_part
+from file_store.tables import adapter, file_reservation, stored_file, upload, upload_part
 from prompt_cache.promise.scope_keys import ScopeKeys
 from prompt_cache.tables import cache_scope_key
 from response_store.sealing import ContentSeal, Unreadable
@@ -28,7 +28,7 @@ from storage.database.sql_arrays import one_of
 
 Purpose: TypeAlias = Literal["batch", "batch_output", "user_data", "message_batch"]
 HIDDEN: Purpose = "message_batch"
-"""The purpose of files that are a batch's own, which nobody lists or reads."""
+"""The purpose of files that are a batch's own, or the content of adapters, which nobody lists or reads."""
 MOST_FILES = 50_000
 """Files that a project may keep: one without content takes no bytes, but a row and a file of the disk."""
 RESERVED_S = 3600
@@ -253,6 +253,7 @@ class FileStore:
             ids = list((await session.execute(select(_OF.id).where(over).limit(FORGOTTEN))).scalars())
             if ids:
                 await session.execute(delete(stored_file).where(one_of(self.database, _OF.id, ids)))
+                await session.execute(delete(adapter).where(one_of(self.database, adapter.c.id, ids)))
             await session.execute(delete(file_reservation).where(_ROOM.until <= self.database.clock))
         for identity in ids:
             await self._blobs.remove(identity.hex)

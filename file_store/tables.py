@@ -1,8 +1,11 @@
-"""The tables of files, of room that is kept for files to come, and of uploads in parts; content lies in blobs."""
+"""The tables of files, of room kept for those to come, of uploads in parts, and of the adapters that are files.
+
+Content lies in blobs.
+"""
 
 from __future__ import annotations
 
-from sqlalchemy import CheckConstraint, Column, Index, Integer, LargeBinary, Table, Text
+from sqlalchemy import CheckConstraint, Column, Index, Integer, LargeBinary, Table, Text, UniqueConstraint
 
 from storage.database.base import STRICT, Base, Count, Id
 
@@ -75,3 +78,21 @@ upload_part = Table(
     **STRICT,
 )
 """A part of an upload, until that has ended. Its blob, which has the name of its id, is sealed as a file's."""
+
+adapter = Table(
+    "adapter",
+    Base.metadata,
+    Column("id", Id, primary_key=True),
+    Column("tenant_id", Id, nullable=False),
+    Column("project_id", Id, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("digest", Text, nullable=False),
+    Column("facts", LargeBinary, nullable=False),
+    Column("bytes", Count, nullable=False),
+    Column("created_at", Count, nullable=False),
+    UniqueConstraint("project_id", "model", "name"),
+    **STRICT,
+)
+"""A project's adapter of a served model, under a name that is its own there. Its content is the file of its id, of the
+purpose `message_batch`, so that nobody is shown it; without that file it is gone. `facts` are JSON: what it changes."""

@@ -19,6 +19,7 @@ from gateway.admin.routes import admin_routes
 from gateway.batches.input_lines import MESSAGES_ENDPOINT, OPENAI_ENDPOINTS
 from gateway.console.built_console import BuiltConsole
 from gateway.console.routes import console_routes
+from gateway.endpoints.adapters import adapter_routes
 from gateway.endpoints.batches import batch_routes
 from gateway.endpoints.cache_explanations import cache_explanation_routes
 from gateway.endpoints.caches import cache_routes
@@ -95,6 +96,7 @@ def application_of(gateway: Gateway) -> Litestar:
             *message_routes(gateway),
             *file_routes(gateway),
             *upload_routes(gateway),
+            *adapter_routes(gateway),
             *batch_routes(gateway),
             *message_batch_routes(gateway),
             *model_routes(gateway),

@@ -154,8 +154,10 @@ class Gateway:
         from billing.reservation.hooked_holds import HookedHolds
         from billing.service_levels.service_hours import ServiceHours
         from billing.spool.gateway_epochs import EpochKeeper
+        from file_store.adapters import AdapterStore
         from file_store.store import FileStore
         from file_store.uploads import UploadStore
+        from gateway.adapters.adapted_models import AdaptedModels
         from gateway.admission.admission import Admission
         from gateway.admission.cache_leases import LeaseHook
         from gateway.admission.fair_threads import FairThreads
@@ -235,6 +237,13 @@ class Gateway:
         self.pings = CircuitBreaker(services.options.database_timeout)
         self.questions = self.new_breaker()
         """How long handlers that are not guarded (`guarded`) wait for the database."""
+        self.files: FileStore | None = None
+        self.uploads: UploadStore | None = None
+        self.adapters: AdapterStore | None = None
+        if services.scope_keys is not None and services.blobs is not None:
+            self.files = FileStore(services.database, services.scope_keys, services.blobs, services.options.file_quota)
+            self.uploads, self.adapters = UploadStore(self.files), AdapterStore(self.files)
+        self.adapted_models = AdaptedModels(services.models, self.adapters, services.fleet.adapters)
         self.admission = Admission(
             epoch,
             fleet=services.fleet,
@@ -247,6 +256,7 @@ class Gateway:
             threads=self.threads,
             database_timeout=services.options.database_timeout,
             slice_tokens=services.options.hold_slice,
+            models=self.adapted_models,
         )
         self.attempts = LostAttempts(
             services.database,
@@ -318,12 +328,8 @@ class Gateway:
             self.keyed_requests = KeyedRequests(
                 IdempotencyClaims(store, epoch), self.requests, self.new_breaker(), self.response_keeper
             )
-        self.files: FileStore | None = None
-        self.uploads: UploadStore | None = None
         self.batches: BatchRunner | None = None
-        if services.scope_keys is not None and services.blobs is not None:
-            self.files = FileStore(services.database, services.scope_keys, services.blobs, services.options.file_quota)
-            self.uploads = UploadStore(self.files)
+        if self.files is not None:
             self.batches = BatchRunner(
                 BatchWork(BatchStore(self.files), epoch),
                 LineRequests(services.authenticator, self.response_keeper.keeps_content),

@@ -9,10 +9,11 @@ from typing import TypeAlias
 
 import msgspec
 
+from protocol.adapters import AdapterPart, DropAdapter, WantAdapter
 from protocol.replicas import Dial, Drain, Fence, Fenced, Forget, Heartbeat, Hello, Purge, RemoteService, Scope
 from protocol.requests import Abort, Ack, Began, Credit, Done, Generate, PromptLogprobs, Tokens
 
-VERSION = 10
+VERSION = 11
 OLDEST_VERSION = 1
 
 
@@ -32,8 +33,11 @@ def agree_version(version: int, oldest: int) -> int:
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
-ToReplica: TypeAlias = Dial | Scope | Forget | Purge | Generate | Credit | Abort | Ack | RemoteService | Fence | Drain
-ToGateway: TypeAlias = Hello | Began | PromptLogprobs | Tokens | Done | Heartbeat | Fenced
+ToReplica: TypeAlias = (
+    Dial | Scope | Forget | Purge | Generate | Credit | Abort | Ack | RemoteService | Fence | Drain
+    | AdapterPart | DropAdapter
+)  # fmt: skip
+ToGateway: TypeAlias = Hello | Began | PromptLogprobs | Tokens | Done | Heartbeat | Fenced | WantAdapter
 
 _encoder = msgspec.msgpack.Encoder()
 _to_replica = msgspec.msgpack.Decoder(ToReplica)

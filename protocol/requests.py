@@ -25,6 +25,9 @@ CONTINUE_VERSION = 10
 """From this protocol version on, a replica takes up what an earlier attempt of a request had put out
 (`Generate.emitted`)."""
 
+ADAPTER_VERSION = 11
+"""From this protocol version on, a replica computes adapters (`Generate.adapter`)."""
+
 MOST_CHOICES = 128
 MOST_PREDICTION_TOKENS = 32_768
 MOST_MARKER_TOKENS = 64
@@ -208,6 +211,9 @@ class Generate(Message, frozen=True, tag="Generate"):
     """With `emitted`: how many of these tokens had reached the client, as in `Credit`."""
     traceparent: str = ""
     """The gateway's span of the request (`protocol.trace_context`), for the replica's logs. Empty: it is not traced."""
+    adapter: str = ""
+    """The digest of the adapter that changes the model for it; empty for the model itself. A replica that lacks it asks
+    its gateway (`protocol.adapters`)."""
 
     def received(self, now: float) -> Generate:
         """The same request with a deadline by the clock of the replica, which received it at `now`."""
@@ -218,6 +224,8 @@ class Generate(Message, frozen=True, tag="Generate"):
     @property
     def version(self) -> int:
         """The oldest protocol version whose replicas answer this request as it is meant."""
+        if self.adapter:
+            return ADAPTER_VERSION
         if self.emitted:
             return CONTINUE_VERSION
         if self.reasoning is not None:

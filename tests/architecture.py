@@ -60,13 +60,24 @@ FOLDERS: Mapping[str, Sequence[str]] = {
         "addresses",
         "grammar_limits",
         "message",
+        "adapters",
         "metric_help",
         "replicas",
         "requests",
         "trace_context",
         "frames",
     ),
-    "model_files": ("context_length", "gguf_values", "gguf_file", "gguf_tokenizer", "gguf_config", "model_documents"),
+    "model_files": (
+        "adapter_config",
+        "adapter_file",
+        "context_length",
+        "gguf_values",
+        "gguf_file",
+        "gguf_tokenizer",
+        "gguf_config",
+        "model_documents",
+        "adapter_trial",
+    ),
     "storage": ("reported_error", "backoff", "bus", "redis_script", "disk_space", "free_text", "database"),
     "audit_log": (
         *("actors", "tables", "leaf_forms", "recorded_rows", "record", "anchors", "reading", "csv_rows"),
@@ -115,7 +126,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
     "waterfall": ("marks", "record", "bars", "tables", "store", "writer", "refused_requests", "refused_writer"),
     "tracing": ("names", "options", "spans", "otlp", "exporter"),
     "webhooks": ("addresses", "signing", "tables", "endpoints", "sending", "dispatch"),
-    "file_store": ("tables", "blobs", "sealed_content", "store", "uploads"),
+    "file_store": ("tables", "blobs", "sealed_content", "store", "uploads", "adapters"),
     "batch_store": ("tables", "records", "store", "running"),
     "response_store": ("tables", "records", "sealing", "policies", "store", "running", "idempotency"),
     "engine": (
@@ -126,6 +137,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
             "weights",
             "layers",
             "models",
+            "adapters",
             "execution",
             "speculation",
             "core",
@@ -136,6 +148,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
     "gateway": (
         *("errors", "generation_request", "request_context", "conversation", "metering", "served_models", "fleet"),
         *(
+            "adapters",
             "limits",
             "admission",
             "metrics",
@@ -201,7 +214,7 @@ TENANT_TABLES = frozenset(
         *("payment_customer", "auto_top_up", "top_up", "pushed_document", "cash_receipt", "payment_refund"),
         *("payment_dispute", "finance_task", "payment_reminder", "reminder_policy"),
         *("stored_response", "stored_response_events", "response_policy", "idempotency_claim"),
-        *("stored_file", "file_reservation", "upload", "upload_part", "batch", "batch_line", "batch_part"),
+        *("stored_file", "file_reservation", "upload", "upload_part", "batch", "batch_line", "batch_part", "adapter"),
         *("receipt_day", "receipt_policy"),
     )
 )
@@ -242,7 +255,7 @@ UNAUDITED_TABLES = frozenset(
         *("cache_request", "cache_prefix", "cache_day", "cache_history_day", "request_waterfall", "refused_request"),
         *("stored_response", "stored_response_events", "idempotency_claim"),
         # that a client adds or removes one is recorded; how the work of a batch goes on is not
-        *("stored_file", "file_reservation", "upload", "upload_part", "batch", "batch_line", "batch_part"),
+        *("stored_file", "file_reservation", "upload", "upload_part", "batch", "batch_line", "batch_part", "adapter"),
         *("replica_journal", "journal_of_epoch", "webhook_delivery", "webhook_attempt", "recon_run"),
         # written by money transactions, beside what is recorded
         *(

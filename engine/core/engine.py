@@ -12,6 +12,7 @@ from functools import partial
 
 import structlog
 
+from engine.adapters.adapter_store import Adapters
 from engine.core.input_processor import InputProcessor, Rejected
 from engine.core.output_processor import MAX_ERROR_CHARS, OutputProcessor, StepResult
 from engine.core.parent_request import ParentRequest
@@ -65,6 +66,7 @@ class Engine:
 
     `clock` gives seconds since the Unix epoch. `dram`: the pool of host memory; `tiers`: those behind it, the nearest
     first. `quarantine` None: an empty one in memory. `publishes`: whether others may find a request's blocks (C2).
+    `adapters`: None where none are computed.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Engine:
         publishes: bool = True,
         speculation: Speculation = NO_SPECULATION,
         size: ModelSize = UNKNOWN_SIZE,
+        adapters: Adapters | None = None,
     ) -> None:
         self.executor = executor
         self.copies = executor.copies
@@ -106,11 +109,19 @@ class Engine:
             # Where a copy takes the step's own time, it costs the same ahead, and in vain if the block is used again.
             most_drafts=executor.most_drafts,
             clean=-(-limits.context_tokens // BLOCK_TOKENS) + 1 if self.copies.beside else 0,
+            adapters=None if adapters is None else adapters.slots,
         )
         longest = self.scheduler.needs.longest
         room = limits.context_tokens if longest is None else min(limits.context_tokens, longest * BLOCK_TOKENS)
+        self.adapters = None if adapters is None else adapters.store
         self.input_processor = InputProcessor(
-            executor.vocabulary, room, model_root(model_digest), clock, grammars, publishes=publishes
+            executor.vocabulary,
+            room,
+            model_root(model_digest),
+            clock,
+            grammars,
+            publishes=publishes,
+            adapters=self.adapters,
         )
         self._clock = clock
         self._introduced: dict[str, Scope] = {}  # by the name that a gateway told
@@ -271,6 +282,8 @@ class Engine:
         self._retentions.pop(scope, None)
         self.scheduler.forget(scope)
         self.speculator.forget(scope)
+        for digest in () if self.adapters is None else self.adapters.forget(scope):
+            self.scheduler.adapters.forget(digest)
 
     def purge(self, scope: str, keys: Collection[bytes]) -> None:
         """Make the blocks of a scope with these keys unfindable in every tier."""
@@ -281,6 +294,13 @@ class Engine:
         """`wake` is called, in any thread, when `step` can go on with what came from a tier, or went there."""
         for tier in self.tiers:
             tier.wake = wake
+        self.scheduler.adapters.wake = wake
+
+    def drop_adapter(self, digest: str) -> None:
+        """Give up an adapter. Requests that have its weights keep them to their end."""
+        if self.adapters is not None:
+            self.adapters.drop(digest)
+        self.scheduler.adapters.forget(digest)
 
     def close(self, seconds: float) -> None:
         """No step follows: save what is retained, and end the tiers. Takes at most about this many seconds."""

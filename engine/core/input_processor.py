@@ -12,6 +12,7 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 
+from engine.adapters.adapter_store import AdapterStore, InvokedAdapter
 from engine.core.parent_request import ParentRequest
 from engine.grammar.guide import Grammar, GrammarGuide, Grammars, Guide, InvalidGrammar
 from engine.grammar.reasoning_guide import ReasoningGuide
@@ -54,7 +55,8 @@ class Rejected(Exception):
 
 class InputProcessor:
     """Checks requests. `room` is how many tokens a prompt and its output may have together; `root` the root of the
-    served model's block keys; `clock` the engine's. Unless it `publishes`, all requests are `no-store`."""
+    served model's block keys; `clock` the engine's. Unless it `publishes`, all requests are `no-store`.
+    `adapters`: those that the replica has; None where it computes none."""
 
     def __init__(
         self,
@@ -65,8 +67,10 @@ class InputProcessor:
         grammars: Grammars | None,
         *,
         publishes: bool = True,
+        adapters: AdapterStore | None = None,
     ) -> None:
         self.publishes = publishes
+        self._adapters = adapters
         self._vocabulary = vocabulary
         self._room = room
         self._root = root
@@ -120,7 +124,11 @@ class InputProcessor:
             generate = msgspec.structs.replace(generate, store="none")
         private = generate.choices > 1 and generate.store == "none"
         root = block_key(secrets.token_bytes(32), self._root, []) if private else self._root
-        members = [self._request(generate, choice, segments, root, private) for choice in range(generate.choices)]
+        adapter = self._adapter(generate)
+        members = [
+            self._request(generate, choice, segments, root, private=private, adapter=adapter)
+            for choice in range(generate.choices)
+        ]
         # Beyond the device blocks may go only where all their scopes have a retention (C5).
         lasting = all(scopes[segment.scope].retention > 0 for segment in generate.segments)
         prediction = array("I", generate.prediction)  # one for all: it may be long
@@ -143,7 +151,10 @@ class InputProcessor:
         segments = self._segments(generate, scopes)
         tokens = array("I", generate.tokens + (generate.emitted[0] if generate.emitted else []))
         blocks = (len(tokens) - 1) // BLOCK_TOKENS
-        keys = chain(self._root, [(until, root) for until, root, _ in segments], tokens[: blocks * BLOCK_TOKENS])
+        adapter = self._adapter(generate)
+        scope_roots = [(until, root) for until, root, _ in segments]
+        fork = None if adapter is None else adapter.key_fork
+        keys = chain(self._root, scope_roots, tokens[: blocks * BLOCK_TOKENS], fork=fork)
         ends = [until for until, _, _ in segments]
         at = (min(bisect_left(ends, (index + 1) * BLOCK_TOKENS), len(ends) - 1) for index in range(blocks))
         return [(segments[index][2], key) for index, key in zip(at, keys, strict=True)]
@@ -160,7 +171,34 @@ class InputProcessor:
         except InvalidGrammar as error:
             raise Rejected(f"grammar: {error}", invalid="grammar") from error
 
-    def _request(self, generate: Generate, choice: int, segments: Segments, root: bytes, private: bool) -> Request:
+    def _adapter(self, generate: Generate) -> InvokedAdapter | None:
+        """The adapter that the request names, and from where on it acts. Raises Rejected."""
+        if not generate.adapter:
+            return None
+        if self._adapters is None:
+            raise Rejected("adapter: this replica computes no adapters", invalid="adapter")
+        found = self._adapters.find(generate.adapter)
+        if found is None:
+            if (problem := self._adapters.refusal(generate.adapter)) is not None:
+                raise Rejected(f"adapter: {problem}", invalid="adapter")
+            # It did not come, or was given up while the request waited; it may be asked for again.
+            raise Rejected("adapter: this replica has not got it", Refusal("replica", 0.5))
+        found.scopes.add(owner_of(generate.segments[-1].scope))
+        start = found.acts_from(generate.tokens)
+        if start is None:
+            raise Rejected("adapter: the prompt has not the tokens that invoke it", invalid="adapter")
+        return InvokedAdapter(found, start)
+
+    def _request(
+        self,
+        generate: Generate,
+        choice: int,
+        segments: Segments,
+        root: bytes,
+        *,
+        private: bool,
+        adapter: InvokedAdapter | None,
+    ) -> Request:
         """One choice. Blocks that it must not leave to others have keys that nobody else can make."""
         sampling = generate.sampling
         if choice:
@@ -190,6 +228,9 @@ class InputProcessor:
             arrived_at=self._clock(),
             choice=choice,
             input_root=self._root if private else None,
+            adapter=None if adapter is None else adapter.adapter,
+            adapted_from=0 if adapter is None else adapter.start,
+            key_fork=None if adapter is None else adapter.key_fork,
         )
 
     def _segments(self, generate: Generate, scopes: Mapping[str, Scope]) -> Segments:

@@ -18,6 +18,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from engine.adapters.adapted_linear import StepAdapters
 from engine.execution.attention_plan_cache import AttentionPlanCache, columns
 from engine.execution.cpu_threads import Threads
 from engine.execution.stopwatch import Stopwatch
@@ -88,6 +89,8 @@ class ModelRunner:
         self.on_states: Callable[[Sequence[Work], torch.Tensor], None] | None = None
         self.state_layers: Sequence[int] = ()
         self.meanwhile: Callable[[Callable[[], bool]], None] = lambda _done: None
+        self.adapters: StepAdapters | None = None
+        """Told of each step's works, where the model's layers are adapted."""
 
     @property
     def numerics(self) -> str:
@@ -193,6 +196,8 @@ class ModelRunner:
         plans = self._plan_cache.of(works, singles, self.prefill_tile, self.fused_attention)
         there = torch.from_numpy(np.array([tokens + padding, positions + padding])).to(self.device)
         states = None if self.on_states is None else HiddenStates(self.state_layers)
+        if self.adapters is not None:
+            self.adapters.enter(works)
         hidden = self.model(there[0], there[1], plans, self.memories, states=states)
         if self.on_states is not None and states is not None:
             self.on_states(works, states.rows(len(tokens)))

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 from engine.scheduling.step_costs import Rates
 from engine.scheduling.token_sequence import TokenSequence
-from prompt_cache.kv.block_keys import BLOCK_TOKENS, block_key, chain, prefix_key
+from prompt_cache.kv.block_keys import BLOCK_TOKENS, KeyFork, block_key, chain, prefix_key
 from prompt_cache.kv.grouped_pool import Block
 from prompt_cache.placement.fetch_or_recompute import Place
 from protocol.requests import MOST_LOST, Counts, Lane, LossCause, Lost, Sampling, StorePolicy
 
 if TYPE_CHECKING:  # scheduling alone, as simulators drive it, needs no tensors
     from engine.sampling.request_state import SamplingState
+    from engine.scheduling.adapter_slots import Adapter
     from engine.scheduling.restoring import Restore
 
 
@@ -60,6 +61,13 @@ class Request:
     """Which of its parent's `n` choices it is."""
     input_root: bytes | None = None
     """The served model's root, where `root` is a random one so that nobody shares the KV."""
+    adapter: Adapter | None = None
+    weights: object = None
+    """The adapter's, while it holds a slot for them: it keeps those that it began with."""
+    adapted_from: int = 0
+    """From which position on the adapter acts."""
+    key_fork: KeyFork | None = None
+    """From where on its block keys are its adapter's."""
     scored: int = 0
     """Up to which prompt token log probabilities were sent, if the client wants them."""
 
@@ -249,7 +257,8 @@ class Request:
         keys = self.keys
         if len(keys) < blocks:
             segments = [(until, scope) for until, scope, _ in self.segments]
-            keys += chain(self.root, segments, self.tokens[: blocks * BLOCK_TOKENS], known=keys)[len(keys) :]
+            tokens = self.tokens[: blocks * BLOCK_TOKENS]
+            keys += chain(self.root, segments, tokens, known=keys, fork=self.key_fork)[len(keys) :]
         return keys
 
     def block_key_and_scope(self, index: int) -> tuple[bytes, str]:
@@ -258,7 +267,10 @@ class Request:
         _, scope, id = segments[0] if len(segments) == 1 else self.segment_at(index * BLOCK_TOKENS)
         if index < len(keys):
             return keys[index], id
-        key = block_key(scope, keys[-1] if index else self.root, self.tokens.block(index))
+        parent = keys[-1] if index else self.root
+        if self.key_fork is not None:
+            parent = self.key_fork.parent(index, parent)
+        key = block_key(scope, parent, self.tokens.block(index))
         keys.append(key)
         return key, id
 
@@ -271,8 +283,9 @@ class Request:
             root, keys = self.root, self.extend_keys(whole)
         else:
             root, scopes = self.input_root, [(end, scope) for end, scope, _ in self.segments]
-            keys = chain(root, scopes, self.tokens[:until])
-        return prefix_key(scope, keys[whole - 1] if whole else root, rest)
+            keys = chain(root, scopes, self.tokens[:until], fork=self.key_fork)
+        parent = keys[whole - 1] if whole else root
+        return prefix_key(scope, parent if self.key_fork is None else self.key_fork.parent(whole, parent), rest)
 
     def segment_at(self, block_start: int) -> tuple[int, bytes, str]:
         """The segment of the block that begins at this token: that of the block's last token."""

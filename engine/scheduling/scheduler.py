@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 
+from engine.scheduling.adapter_slots import AdapterSlots
 from engine.scheduling.block_needs import BlockNeeds
 from engine.scheduling.decode_batch import DecodeBatch
 from engine.scheduling.decoding import Decoding
@@ -54,7 +55,8 @@ class Scheduler:
     `pool`: the KV blocks on the device; `dram`: blocks in host memory, None for no such tier; `tiers`: those behind it,
     the nearest first, which need `dram`. `budget`: tokens a step. `max_running`: slots. `targets`: µs between two
     tokens by lane. `chooser`: fetch or recompute, by `block_bytes` of a block in all layer groups. `clean`: blocks that
-    the background writer keeps so. `most_drafts`: of a request in a step. Raises ValueError for too small a budget.
+    the background writer keeps so. `most_drafts`: of a request in a step. `adapters`: slots for their weights. Raises
+    ValueError for too small a budget.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Scheduler:
         block_bytes: int = 1 << 19,
         clean: int = 0,
         most_drafts: int = 0,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         if budget < max_running + BLOCK_TOKENS:
             raise ValueError(
@@ -100,6 +103,7 @@ class Scheduler:
         self.prefilling = Prefilling(self.needs, self.queue, self.blocks, self.tiers.restores)
         self.tiers.restores.prefilling = self.prefilling.requests
         self.decoding = Decoding(self.batch, self.queue, self.blocks, self.prefilling)
+        self.adapters = AdapterSlots(0) if adapters is None else adapters
         self.parked: dict[int, Request] = {}
         """arrival -> request without blocks and out of credit. It is queued when credit comes."""
         self._running: dict[int, Request] = {}
@@ -126,7 +130,9 @@ class Scheduler:
     # ------------------------------------------------------------ requests in and out
 
     def add(self, request: Request) -> None:
-        """Queue a request."""
+        """Queue a request, as soon as it has its adapter."""
+        if self.adapters.delay(request):
+            return
         if request.paused:
             self.parked[request.arrival] = request
         else:
@@ -134,6 +140,8 @@ class Scheduler:
 
     def remove(self, request: Request) -> None:
         """Remove a request wherever it is, and free its blocks at once (E4)."""
+        if self.adapters.leave(request):
+            return
         if request.arrival in self.parked:
             del self.parked[request.arrival]
         elif request.table:
@@ -162,12 +170,12 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Requests without blocks."""
-        return len(self.queue) + len(self.parked)
+        return len(self.queue) + len(self.parked) + self.adapters.waiting
 
     @property
     def busy(self) -> bool:
         """Whether a step would do any work."""
-        if len(self.batch) or self.decoding.starved:
+        if len(self.batch) or self.decoding.starved or self.adapters.has_news:
             return True
         if (self.prefilling.requests or len(self.queue)) and not self.waits:
             return True
@@ -183,6 +191,8 @@ class Scheduler:
     def schedule(self, now: float = 0.0) -> Step:
         """Choose the next step's work and allocate the blocks for it. `now`: seconds since the Unix epoch."""
         step = Step()
+        for request in self.adapters.take_ready():
+            self.add(request)
         self.tiers.begin(step, now)
         if now >= self._leases_looked_at + _LEASES_EVERY_S:
             self._leases_looked_at = now

@@ -1,4 +1,5 @@
-"""Requests that wait before the engine gets them: for their grammar, or until the disk was asked for their prompt.
+"""Requests that wait before the engine gets them: for their adapter, their grammar, or until the disk was asked for
+their prompt.
 
 What was said about them meanwhile comes to the engine after them. The disk is asked only until a start's scan of its
 folder is through, and not for long.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from engine.core.input_processor import Rejected
@@ -44,15 +45,18 @@ class PendingRequests:
         self._grammar_queue = grammar_queue
         self._pending: dict[str, _Pending] = {}
 
-    def add(self, message: Generate, scopes: Mapping[str, Scope]) -> None:
-        """Queue the request in the engine, as soon as its grammar is compiled and the disk was asked."""
+    def add(
+        self, message: Generate, scopes: Mapping[str, Scope], bring: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """Queue the request in the engine, as soon as its grammar is compiled and the disk was asked. `bring`:
+        waits until its adapter has come."""
         pending = _Pending(message)
         looked = self._look_up(message, scopes)
-        if message.grammar is None and looked is None:
+        if message.grammar is None and looked is None and bring is None:
             self._loop.add(message.id, lambda: self._loop.engine.add(message, scopes, arrived=pending.arrived))
             return
         self._pending[message.id] = pending
-        pending.task = asyncio.create_task(self._prepare(pending, scopes, looked))
+        pending.task = asyncio.create_task(self._prepare(pending, scopes, looked, bring))
 
     def do(self, id: str, attempt: int, command: Command) -> None:
         """Run a command about a request in the engine's thread, as soon as the engine knows the request."""
@@ -87,8 +91,18 @@ class PendingRequests:
 
         return looked if self._loop.engine.look_up(message, scopes, tell) else None
 
-    async def _prepare(self, pending: _Pending, scopes: Mapping[str, Scope], looked: asyncio.Event | None) -> None:
+    async def _prepare(
+        self,
+        pending: _Pending,
+        scopes: Mapping[str, Scope],
+        looked: asyncio.Event | None,
+        bring: Callable[[], Awaitable[None]] | None,
+    ) -> None:
         message = pending.message
+        if bring is not None:
+            with contextlib.suppress(TimeoutError):  # the engine finds that the deadline has passed
+                async with asyncio.timeout(_seconds_left(message)):
+                    await bring()
         grammar = None if message.grammar is None else await self._compile(message, message.grammar)
         if looked is not None:
             with contextlib.suppress(TimeoutError):

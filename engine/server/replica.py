@@ -21,6 +21,7 @@ from engine.grammar.trial import STACK_BYTES
 from engine.grammar.trial_client import TrialClient
 from engine.models.decoder import Decoder
 from engine.models.registry import load_model
+from engine.server.adapter_arrivals import AdapterArrivals
 from engine.server.done_outbox import DoneOutbox
 from engine.server.engine_loop import EngineLoop
 from engine.server.gateway_link import GatewayLink
@@ -32,6 +33,7 @@ from engine.server.running_requests import RunningRequests
 from engine.server.watchdog import Watchdog
 from engine.startup.assembly import AssembledEngine, assemble
 from engine.startup.options import ReplicaOptions
+from protocol.adapters import AdapterPart, DropAdapter
 from protocol.frames import OLDEST_VERSION, VERSION, ProtocolError, ToReplica
 from protocol.replicas import (
     DISK_FULL,
@@ -112,6 +114,7 @@ class Replica:
         self._trials = TrialClient(assembled.grammars.compiler)
         self._grammar_queue = GrammarQueue(assembled.grammars, self._trials, RefusedGrammars(options.data / "grammars"))
         self._pending = PendingRequests(self.loop, self._grammar_queue)
+        self._adapters = AdapterArrivals(assembled.engine.adapters)
         self._fencing: set[asyncio.Task[None]] = set()
 
     # ------------------------------------------------------------ connections
@@ -154,6 +157,7 @@ class Replica:
         if link not in self.links:
             return
         self.links.remove(link)
+        self._adapters.link_lost(link)
         if link.gateway:
             logger.info("gateway gone", gateway=link.gateway)
         for id, attempt in self._running.of_link(link):
@@ -187,8 +191,17 @@ class Replica:
                 self._fence(link, message.epoch)
             case Drain():
                 self._drain(link, message.drain)
+            case AdapterPart() | DropAdapter():
+                self._take_adapter(link, message)
             case Dial():
                 raise ProtocolError("a second Dial")
+
+    def _take_adapter(self, link: GatewayLink, message: AdapterPart | DropAdapter) -> None:
+        if isinstance(message, AdapterPart):
+            self._adapters.take(message, link)
+        else:
+            self._adapters.drop(message.digest)  # at once: the next request that names it asks for it again
+            self.loop.do(lambda: self.loop.engine.drop_adapter(message.digest))
 
     def _generate(self, link: GatewayLink, message: Generate) -> None:
         message = message.received(time.time())
@@ -210,7 +223,7 @@ class Replica:
         for attempt in earlier:  # its gateway lost the link, which this side may not have noticed yet
             self._stop_request(message.id, attempt)
         self._running.add(message.id, message.attempt, link)
-        self._pending.add(message, link.scopes(message))
+        self._pending.add(message, link.scopes(message), self._adapters.way_here(message.adapter, link))
 
     def _drain(self, link: GatewayLink, drain: bool) -> None:
         """Refuse requests from now on, or take them again. All gateways hear of it at once."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import structlog
 
+from engine.adapters.adapter_store import adapters_of
 from engine.core.engine import Engine, EngineLimits
 from engine.core.quarantine import Quarantine
 from engine.core.step_traffic import model_size
@@ -145,6 +146,10 @@ def assemble(
     windows = [group.window for group in model.groups]
     block_bytes = [group.block_bytes for group in model.groups]
     depth = doubling_depth(config)
+    adapters = None
+    if like.device.type == "cpu":  # our kernels for GPUs compute none yet
+        adapters = adapters_of(model, tiling, text_digest(options.model))
+        runner.adapters = adapters.step
     identity = StoreIdentity(digest, numerics_id(runner, options.kv_dtype), model.groups)
     pool = GroupedPool(list(zip(blocks, windows, strict=True)), block_bytes=block_bytes, attention_tokens=depth)
     return AssembledEngine(
@@ -162,6 +167,7 @@ def assemble(
             publishes=is_invariant,
             speculation=speculation,
             size=size,
+            adapters=adapters,
         ),
         ServedModel(name, digest, text_digest(options.model), dtype, config.vocabulary),
         Layout(BLOCK_TOKENS, model.groups),

@@ -23,6 +23,7 @@ from billing.reservation.allowances import Allowances
 from billing.reservation.decisions import InsufficientFunds
 from billing.reservation.hold_service import HoldService
 from billing.reservation.hooked_holds import HookedHolds
+from gateway.adapters.adapted_models import AdaptedModels, price_of
 from gateway.admission.affordability import affordable_tokens, cost_bound, unaffordable
 from gateway.admission.cache_leases import (
     LeasePayer,
@@ -94,11 +95,13 @@ class Admission:
         threads: FairThreads,
         database_timeout: float,
         slice_tokens: int = 0,
+        models: AdaptedModels | None = None,
     ) -> None:
         """`gateway_epoch`: this worker's. `leased` takes the holds of requests that leases have a say in.
         `database_timeout`: seconds that a request waits for the database. `slice_tokens`: hold the output's money in
         slices of so many tokens of each choice; 0: all at once."""
         self.timeouts = timeouts
+        self._models = models
         self.slice_tokens = slice_tokens
         self._gateway_epoch = gateway_epoch
         self._fleet = fleet
@@ -122,6 +125,10 @@ class Admission:
         raises."""
         marks = Marks()
         payer.check(model.name, generation.lane)
+        if self._models is not None:
+            model = await self._models.adapted_in_time(
+                payer.tenant_id, payer.project_id, model, generation.model, self._for_prices
+            )
         apply = partial(apply_tool_choice, model, generation)
         generation = await self._run(payer.tenant_id, apply, large=tools_size(generation) > _THREAD_CHARACTERS)
         prompt = await self.prompt(payer.tenant_id, model, generation, count)
@@ -133,9 +140,7 @@ class Admission:
         prediction = await self._prediction(payer.tenant_id, model, generation)
         marks.mark(PLAN)
         try:
-            price = self._prices.known(model.name, payer.tenant_id)
-            if price is None:
-                price = await self._for_prices.wait(self._prices.current(model.name, tenant_id=payer.tenant_id))
+            price = await price_of(self._prices, payer.tenant_id, model, self._for_prices)
         except PriceMissing as error:
             raise Unavailable(f"The model {model.name!r} has no price at present.", retry_after=60.0) from error
         except DatabaseUnavailable as error:
@@ -242,8 +247,7 @@ class Admission:
         segments, scopes = self._domains.segments(payer.tenant_id, payer.project_id, len(prompt.tokens))
         roots = {scope.scope: scope.root for scope in scopes}
         return PromptKeys(
-            model.name,
-            model.text_digest,
+            *model.names,
             [(segment.until, roots[segment.scope]) for segment in segments],
             prompt.tokens,
             partition=generation.cache.partition,
@@ -259,7 +263,7 @@ class Admission:
             tenant_id=payer.tenant_id,
             project_id=payer.project_id,
             key_id=payer.key_id,
-            model=prepared.model.name,
+            model=prepared.model.full_name,
             lane=generation.lane,
             price_version=prepared.price.id,
             amount_pico=cost_bound(prepared, prepared.held_output),

@@ -52,7 +52,7 @@ async def answer_chat(gateway: Gateway, request: Request[Any, Any, Any], payer: 
             context.model = model.name
             prepared = await gateway.admission.prepare(context.id, payer, model, generation, share.grow_to)
         lane, created = generation.lane, int(time.time())
-        identity = ResponseIdentity.of("chatcmpl", context.id, model, context.name, created, lane=lane)
+        identity = ResponseIdentity.of("chatcmpl", context.id, prepared.model, context.name, created, lane=lane)
         logprobs = generation.logprobs is not None
         writer = ChatWriter(identity, model.tokenizer, logprobs=logprobs, include_usage=call.include_usage)
         return await respond(gateway, request, [prepared], writer, stream=call.stream)

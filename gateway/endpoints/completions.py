@@ -52,7 +52,9 @@ def completions(gateway: Gateway) -> HTTPRouteHandler:
                     for index, generation in enumerate(generations)
                 ]
             created = int(time.time())
-            identity = ResponseIdentity.of("cmpl", context.id, model, context.name, created, lane=first.lane)
+            identity = ResponseIdentity.of(
+                "cmpl", context.id, prepared[0].model, context.name, created, lane=first.lane
+            )
             writer = TextWriter(identity, model.tokenizer, logprobs=first.logprobs, include_usage=call.include_usage)
             return await respond(gateway, request, prepared, writer, stream=call.stream)
 

@@ -141,7 +141,7 @@ def file_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         store = file_store(gateway)
         if not await gateway.response_keeper.keeps_content(payer):
             raise NotAllowed("This project keeps nothing of its content, so no files.", code="content_not_kept")
-        async with room_for(gateway, payer, "file", *_announced(request)) as room:
+        async with room_for(gateway, payer, "file", *announced(request)) as room:
             id_, writer = await wait(store.begin(payer.tenant_id, payer.project_id, room))
             try:
                 form = await read_form(request, gateway.services.options.client_timeout, _bounded(writer, room.bytes))
@@ -315,12 +315,12 @@ def lifetime_of(anchor: Any, seconds: Any, path: str) -> int:
     return seconds
 
 
-def _announced(request: Request[Any, Any, Any]) -> tuple[int, int]:
+def announced(request: Request[Any, Any, Any], most: int = MOST_BYTES) -> tuple[int, int]:
     """How many bytes a file has at most, and surely, by the length of the form that it comes in."""
     length = request.headers.get("content-length", "")
     if not (length.isascii() and length.isdigit() and len(length) < _DIGITS):
-        return MOST_BYTES, 0
-    return min(int(length), MOST_BYTES), max(int(length) - _FORM_BYTES, 0)
+        return most, 0
+    return min(int(length), most), max(int(length) - _FORM_BYTES, 0)
 
 
 def _bounded(writer: ContentWriter, left: int) -> Callable[[bytes], Any]:

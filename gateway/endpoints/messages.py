@@ -51,7 +51,7 @@ def message_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
                 prepared = await gateway.admission.prepare(context.id, payer, model, generation, share.grow_to)
             fills_context = prepared.sampling.max_tokens < (generation.max_tokens or 0)
             identity = MessageIdentity.of(
-                context.id, model.name, context.name, lane=generation.lane, fills_context=fills_context
+                context.id, prepared.model.full_name, context.name, lane=generation.lane, fills_context=fills_context
             )
             seal = gateway.services.thinking_seal
             sign = partial(seal.sign if call.shows_thinking else seal.seal, payer.project_id)

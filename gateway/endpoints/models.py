@@ -23,14 +23,16 @@ from gateway.services import Gateway
 
 
 class ModelObject(Struct, frozen=True, kw_only=True):
-    """OpenAI's fields, and three of ours: the context and the shortest prompt that can be cached, both in tokens, and
-    for which model this is only another name, under whose own name it is limited and billed."""
+    """OpenAI's fields, and four of ours: the context and the shortest prompt that can be cached, both in tokens, for
+    which model this is only another name, under whose own name it is limited and billed, and which served model an
+    adapter of the project changes."""
 
     id: Annotated[str, Meta(examples=["tiny"])]
     created: int
     context_tokens: int
     min_cacheable_tokens: int
     alias_of: str | UnsetType = UNSET
+    adapter_of: str | UnsetType = UNSET
     object: str = "model"
     owned_by: str = "turnpike"
 
@@ -59,10 +61,11 @@ def model_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     def model_object(name: str, model: ServedModel) -> ModelObject:
         return ModelObject(
             id=name,
-            created=model.created,
+            created=model.created if model.adapter is None else model.adapter.created,
             context_tokens=gateway.admission.context_tokens(model),  # as its replicas allow it
             min_cacheable_tokens=model.min_cacheable_tokens,
-            alias_of=UNSET if name == model.name else model.name,
+            alias_of=UNSET if name == model.full_name else model.full_name,
+            adapter_of=UNSET if model.adapter is None else model.name,
         )
 
     def anthropic_info(name: str, model: ServedModel) -> ModelInfo:
@@ -71,11 +74,20 @@ def model_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     def names() -> list[tuple[str, ServedModel]]:
         return [(model.name, model) for model in models] + [(alias, models.get(alias)) for alias in models.aliases]
 
+    async def own(request: Request[Any, Any, Any]) -> list[ServedModel]:
+        """The adapted models of the project whose key asks."""
+        principal = request_context(request.scope).authenticated_principal
+        if principal.tenant_id is None or principal.project_id is None:
+            return []
+        return await gateway.questions.wait(gateway.adapted_models.own(principal.tenant_id, principal.project_id))
+
     @get("/v1/models", opt=demands("models.read") | describes((ModelList, ModelPage), query=_PAGE, headers=[_VERSION]))
     async def list_models(request: Request[Any, Any, Any]) -> Response[bytes]:
-        """Every served model that the key may use, and the further names under which they can be asked for."""
+        """Every served model that the key may use, the further names under which they can be asked for, and the
+        project's own adapted ones."""
         limits = request_context(request.scope).authenticated_principal.limits
-        allowed = [(name, model) for name, model in names() if limits.allows_model(model.name)]
+        served = names() + [(model.full_name, model) for model in await own(request)]
+        allowed = [(name, model) for name, model in served if limits.allows_model(model.name)]
         if dialect_of(request.scope) == "anthropic":
             page = model_page([anthropic_info(*one) for one in allowed], Parameters.of(request))
             return json_response(page)
@@ -91,7 +103,11 @@ def model_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     async def retrieve_model(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """One served model."""
         name = name.lstrip("/")
-        model = models.get(name)
+        model = models.find(name)
+        if model is None:
+            model = next((one for one in await own(request) if one.full_name == name), None)
+        if model is None:
+            raise ModelNotFound(f"The model {name!r} does not exist.", path="$.model")
         if not request_context(request.scope).authenticated_principal.limits.allows_model(model.name):
             raise ModelNotFound(f"The model {model.name!r} does not exist.", path="$.model")
         describe = anthropic_info if dialect_of(request.scope) == "anthropic" else model_object

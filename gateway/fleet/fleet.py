@@ -11,15 +11,27 @@ from collections.abc import Callable, Iterable, Sequence
 import structlog
 
 from gateway.errors import Unavailable
+from gateway.fleet.adapter_sender import AdapterSender
 from gateway.fleet.cache_affinity import CacheAffinity
 from gateway.fleet.replica_link import AwakeClock, FleetOptions, Refused, ReplicaLink
 from gateway.fleet.replica_stream import ReplicaStream
 from gateway.fleet.service_relay import ServiceRelay
 from gateway.served_models.registry import ModelRegistry
+from protocol.adapters import DropAdapter, WantAdapter
 from protocol.addresses import parse_address
 from protocol.frames import ToGateway
 from protocol.replicas import Fenced, Heartbeat, Hello, Purge, Scope
-from protocol.requests import ATTEMPT_VERSION, CONTINUE_VERSION, Ack, Began, Done, Generate, PromptLogprobs, Tokens
+from protocol.requests import (
+    ADAPTER_VERSION,
+    ATTEMPT_VERSION,
+    CONTINUE_VERSION,
+    Ack,
+    Began,
+    Done,
+    Generate,
+    PromptLogprobs,
+    Tokens,
+)
 
 log = structlog.get_logger("gateway.fleet")
 
@@ -58,6 +70,7 @@ class Fleet:
         self.on_opened: Callable[[ReplicaLink], None] | None = None
         """Called when a link is open; sets `ReplicaLink.may_run` once requests may be sent there. None: at once."""
         self.on_fenced: Callable[[ReplicaLink, Fenced], None] = lambda link, fenced: None
+        self.adapters = AdapterSender()
         self._models = models
         self._streams: dict[str, dict[int, ReplicaStream]] = {}
         """request -> attempt -> its stream."""
@@ -74,6 +87,7 @@ class Fleet:
 
     async def stop(self) -> None:
         """Hang up everywhere."""
+        await self.adapters.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -180,6 +194,14 @@ class Fleet:
             if link.up and link.hello is not None and link.hello.model.name == model:
                 link.send(Purge(scope, keys))
 
+    def drop_adapter(self, model: str, digest: str) -> None:
+        """An adapter was deleted: every replica of the model that can be reached drops it."""
+        self.adapters.withdraw(digest)
+        for link in self.links:
+            hello = link.hello
+            if link.up and hello is not None and hello.model.name == model and hello.version >= ADAPTER_VERSION:
+                link.send(DropAdapter(digest))
+
     def acknowledge(self, stream: ReplicaStream, sequence: int) -> None:
         """Tell the replica that the request's usage is durable, and remember it in case the message is lost."""
         self.remember(stream.request_id, sequence, stream.attempt)
@@ -243,6 +265,9 @@ class Fleet:
             return
         if isinstance(message, Fenced):
             self.on_fenced(link, message)
+            return
+        if isinstance(message, WantAdapter):
+            self.adapters.wanted(link, message.digest)
             return
         stream = self._stream_for(link, message)
         if stream is not None:

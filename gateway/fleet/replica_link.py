@@ -206,6 +206,14 @@ class ReplicaLink:
         if self._writer is not None:
             self._writer.write(encode(message))
 
+    async def send_in_turn(self, message: ToReplica) -> None:
+        """Send a part of something long, once the replica has taken most of what was sent before. Raises OSError."""
+        writer = self._writer
+        if writer is None:
+            raise ConnectionError("the link is lost")
+        writer.write(encode(message))
+        await writer.drain()
+
     def introduce(self, scope: Scope) -> None:
         """Send a scope, once per connection as long as the replica remembers it and nothing of it has changed."""
         if self._scopes.get(scope.scope) is not scope:

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from msgspec.structs import replace
 
-from gateway.errors import GatewayError, Interrupted, InvalidRequest, RateLimited, TimedOut, Unavailable
+from gateway.errors import GatewayError, Interrupted, InvalidField, InvalidRequest, RateLimited, TimedOut, Unavailable
 from gateway.fleet.replica_stream import ReplicaStream
 from gateway.generation.delivery import FinishReason
 from gateway.generation.request_state import Outcome, failed
@@ -33,6 +33,9 @@ def outcome_of(done: Done | None, ends: Sequence[FinishReason] = ()) -> Outcome:
     unpaid = "budget" in ends
     if reason in ("stop", "length", "budget") or (unpaid and reason in ("abort", "lost")):
         return Outcome("ok", "budget" if unpaid else reason)
+    if done is not None and done.invalid == "adapter":  # it does not fit the base, or the prompt does not invoke it
+        problem = (done.error or "it cannot be computed").removeprefix("adapter: ")
+        return failed(InvalidField("$.model", problem, code="invalid_adapter"), reason)
     return failed(_failure(reason, None if done is None else done.refusal), reason)
 
 

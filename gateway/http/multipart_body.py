@@ -35,15 +35,18 @@ class Form(Struct, frozen=True):
     media_type: str | None = None
 
 
-async def read_form(request: Request[Any, Any, Any], silent_s: float, take: Take, field: str = "file") -> Form:
-    """The form of a request. `take` takes the bytes of the field with the file as they come. Raises InvalidRequest,
-    BodyTooSlow if nothing comes for `silent_s` seconds, ClientLeft, and what `take` raises."""
+async def read_form(
+    request: Request[Any, Any, Any], silent_s: float, take: Take, field: str = "file", *, most_text: int = _MOST_TEXT
+) -> Form:
+    """The form of a request. `take` takes the bytes of the field with the file as they come; other fields have at most
+    `most_text` bytes. Raises InvalidRequest, BodyTooSlow if nothing comes for `silent_s` seconds, ClientLeft, and what
+    `take` raises."""
     if request.headers.get("content-encoding", "identity") not in ("", "identity"):
         raise UnsupportedEncoding("Content-Encoding is not supported here; send the body uncompressed.")
     media_type, options = parse_options_header(request.headers.get("content-type", ""))
     if media_type != _MEDIA_TYPE or not options.get("boundary"):
         raise InvalidRequest(f"Send the file as a form ({_MEDIA_TYPE} with a boundary).", code="invalid_form")
-    reader = _FormReader(take, field)
+    reader = _FormReader(take, field, most_text)
     try:
         with PushMultipartParser(options["boundary"], max_segment_count=_MOST_PARTS) as parser:
             async for piece in _pieces(request, silent_s):
@@ -55,12 +58,13 @@ async def read_form(request: Request[Any, Any, Any], silent_s: float, take: Take
 
 
 class _FormReader:
-    def __init__(self, take: Take, file_field: str) -> None:
+    def __init__(self, take: Take, file_field: str, most_text: int) -> None:
         self.texts: dict[str, str] = {}
         self.filename: str | None = None
         self.media_type: str | None = None
         self._take = take
         self._file_field = file_field
+        self._most_text = most_text
         self._field = ""
         self._is_file = False
         self._text = bytearray()
@@ -75,8 +79,8 @@ class _FormReader:
             await self._take(bytes(event))
         else:
             self._text += event
-            if len(self._text) > _MOST_TEXT:
-                raise InvalidField(self._field, f"it has more than {_MOST_TEXT} bytes")
+            if len(self._text) > self._most_text:
+                raise InvalidField(self._field, f"it has more than {self._most_text} bytes")
 
     def _begin(self, part: MultipartSegment) -> None:
         self._field, self._text = part.name[:_MOST_TEXT], bytearray()

@@ -9,6 +9,7 @@ from litestar.types.internal_types import PathParameterDefinition
 
 _HEX = "01934f6e0d2a7b3c8e51a9c4d7f60b12"
 PATH_PARAMETERS: Mapping[str, tuple[str, Any]] = {
+    "adapter": ("The id of an adapter.", f"adapter_{_HEX}"),
     "approval": ("The id of an approval.", f"approval_{_HEX}"),
     "batch": ("The id of a batch.", f"batch_{_HEX}"),
     "budget": ("The name or id of a budget.", "month"),

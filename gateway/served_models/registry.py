@@ -50,11 +50,16 @@ class ModelRegistry:
         return self._models.get(self.aliases.get(name, name))
 
     def get(self, name: str) -> ServedModel:
-        """The model of this name or alias. Raises ModelNotFound."""
-        model = self.find(name)
+        """The model of this name or alias, or the one that an adapter of this name changes. Raises ModelNotFound."""
+        model = self.find(name) or self.find(name.rpartition(":")[0])
         if model is None:
             raise ModelNotFound(f"The model {name!r} does not exist.", path="$.model")
         return model
+
+    def adapter_name(self, name: str) -> str | None:
+        """What stands behind a served model's name or alias, as in `base:name`; None for a served model itself."""
+        base, _, adapter = name.rpartition(":")
+        return adapter if self.find(name) is None and self.find(base) is not None else None
 
     async def check_prices(self, prices: PriceCatalog) -> None:
         """Raise ModelWithoutPrice unless each model has a price now."""

@@ -62,6 +62,14 @@ class SamplingDefaults(Struct, frozen=True):
     repetition_penalty: float = 1.0
 
 
+class ServedAdapter(Struct, frozen=True):
+    """An adapter of a project: its name behind the model's, its digest, and when it was made, in seconds."""
+
+    name: str
+    digest: str
+    created: int
+
+
 class ServedModel(Struct, frozen=True, kw_only=True):
     """One model. `created`: the time of its configuration file, in seconds since the Unix epoch."""
 
@@ -78,11 +86,19 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     template: ChatTemplate
     output_format: str
     """How the model writes reasoning and calls: a key of `OUTPUT_FORMATS`."""
+    adapter: ServedAdapter | None = None
+    """What changes it for one request."""
 
     @property
     def names(self) -> tuple[str, str]:
-        """Its name, and the digest of what makes tokens of text."""
-        return self.name, self.text_digest
+        """Its name, and the digest of what makes tokens of text, and of the adapter: what leases are found by."""
+        digest = self.text_digest if self.adapter is None else f"{self.text_digest}/{self.adapter.digest}"
+        return self.name, digest
+
+    @property
+    def full_name(self) -> str:
+        """Its name with that of its adapter: what it is asked for, billed and reported under."""
+        return self.name if self.adapter is None else f"{self.name}:{self.adapter.name}"
 
     def prompt(
         self,

@@ -5,6 +5,9 @@ from a server secret and the cache domain, so that keys of different domains nei
 tier. Every hash names its purpose and length-prefixes each field, so that different tuples of fields never hash the
 same bytes.
 
+An adapter's digest is taken into the chain at the block that has the first row which it changes: the first block, but
+for adapters that are invoked later. The blocks before are the base model's.
+
 A block in which a prompt narrows its scope belongs to the narrower scope, that of its last token.
 """
 
@@ -14,6 +17,7 @@ import hashlib
 import hmac
 from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 BLOCK_TOKENS = 64
 KEY_BYTES = 32
@@ -63,6 +67,21 @@ def model_root(model_digest: str, adapter_digest: str = "", media_digests: Itera
     return _digest(b"turnpike/model/v1", model_digest.encode(), adapter_digest.encode(), media)
 
 
+@dataclass(frozen=True)
+class KeyFork:
+    """From the block `block` on, a chain is that of an adapter: the blocks before have no row that it changed, and are
+    the base model's."""
+
+    block: int
+    adapter_digest: str
+
+    def parent(self, index: int, parent: bytes) -> bytes:
+        """What the key of the block `index` follows, where its chain would follow `parent`."""
+        if index != self.block:
+            return parent
+        return _digest(b"turnpike/adapter-fork/v1", parent, self.adapter_digest.encode())
+
+
 def text_root(model: str, text_digest: str) -> bytes:
     """The first parent of a served model's prefix keys at the gateway, from the model's name and its text digest."""
     return _digest(b"turnpike/text-model/v1", model.encode(), text_digest.encode())
@@ -101,18 +120,25 @@ def prefix_key(root: bytes, parent: bytes, rest: Sequence[int]) -> bytes:
 
 
 def chain(
-    model: bytes, segments: Sequence[tuple[int, bytes]], tokens: Sequence[int], *, known: Sequence[bytes] = ()
+    model: bytes,
+    segments: Sequence[tuple[int, bytes]],
+    tokens: Sequence[int],
+    *,
+    known: Sequence[bytes] = (),
+    fork: KeyFork | None = None,
 ) -> list[bytes]:
     """The keys of all whole blocks of `tokens`.
 
     `model`: the model root. `segments`: (until token, scope root) in order, the last reaching `len(tokens)` or beyond.
-    `known`: keys of the first blocks that were computed before.
+    `known`: keys of the first blocks that were computed before. `fork`: where an adapter's keys begin.
     """
     keys = list(known)
     blocks = len(tokens) // BLOCK_TOKENS
     for until, root in [*segments[:-1], (len(tokens), segments[-1][1])]:
-        end = min(until // BLOCK_TOKENS, blocks)
-        if end > len(keys):
-            part = tokens[len(keys) * BLOCK_TOKENS : end * BLOCK_TOKENS]
-            keys += next_keys(root, keys[-1] if keys else model, part)
+        last = min(until // BLOCK_TOKENS, blocks)
+        for end in (last,) if fork is None else (min(fork.block, last), last):
+            if end > len(keys):
+                part = tokens[len(keys) * BLOCK_TOKENS : end * BLOCK_TOKENS]
+                parent = keys[-1] if keys else model
+                keys += next_keys(root, parent if fork is None else fork.parent(len(keys), parent), part)
     return keys

@@ -29,6 +29,7 @@ PREFIXES: Mapping[str, str] = {
     "file": "file_",
     "upload": "upload_",
     "upload_part": "part_",
+    "adapter": "adapter_",
     "batch": "batch_",
     "message_batch": "msgbatch_",
     "request": "req_",

@@ -82,6 +82,7 @@ RECORDED = {
     **{f"{verb} /v1/caches{more}": "cache" for verb, more in (("DELETE", ""), ("DELETE", "/{name:str}"))},
     "PATCH /v1/caches/{name:str}": "cache",
     "DELETE /v1/responses/{name:str}": "response",
+    **{"POST /v1/adapters": "adapter", "DELETE /v1/adapters/{adapter:str}": "adapter"},
     **{"POST /v1/files": "file", "DELETE /v1/files/{file:str}": "file"},
     "POST /v1/uploads/{upload:str}/complete": "file",
     **{

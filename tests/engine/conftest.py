@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from engine.adapters.adapter_store import adapters_of
 from engine.core.engine import Engine, EngineLimits
 from engine.execution.cpu_threads import Threads
 from engine.execution.disk_tier import DiskTier
@@ -331,12 +332,14 @@ def make_bench(
     context: int | None = None,
     queue: int = QueueBounds.requests,
     drafters: Sequence[Drafter] = (),
+    adapters: int = 0,
     **limits: Any,
 ) -> Bench:
     """A bench on the CPU, in fp32, unless told otherwise; freed blocks are poisoned with NaN.
 
     `swap`: blocks of host memory; `store`: the disk tier's, which needs them.
     `window_blocks`: blocks of layer groups with a window, `blocks` if None. `queue`: requests that may wait.
+    `adapters`: slots for the weights of adapters.
     """
     config = read_config(folder)
     like = torch.zeros((), dtype=dtype, device=device)
@@ -371,6 +374,10 @@ def make_bench(
         )
     disk = None if store is None else DiskTier(store, kept, runner.checksums)
     executor = StepExecutor(runner, FixedCosts(Rates(batch=running)))
+    adapted = None
+    if adapters:
+        adapted = adapters_of(model, tiling, "base", slots=adapters, run_beside=lambda load: load())
+        runner.adapters = adapted.step
     tiers = () if disk is None else (disk,)
     engine = Engine(
         executor,
@@ -381,6 +388,7 @@ def make_bench(
         dram=swap_pool,
         tiers=tiers,
         speculation=Speculation(drafters),
+        adapters=adapted,
     )
     bench = Bench(engine)
     return bench

@@ -11,6 +11,7 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from engine.scheduling.fairness.fair_share import FairShare
+from protocol.adapters import AdapterPart, DropAdapter, WantAdapter
 from protocol.frames import OLDEST_VERSION, VERSION, ToGateway, encode, link_proof, read_from_gateway
 from protocol.replicas import (
     DISK_FULL,
@@ -142,6 +143,8 @@ class FakeReplica:
         self.purges: list[Purge] = []
         self.forgotten: list[str] = []
         self.journal: dict[str, Done] = {}
+        self.adapters: dict[str, bytes] = {}
+        """What came of the adapters that requests named: each is asked for once."""
         self.done: list[Done] = []
         self.acked: list[Ack] = []
         self.aborts: list[Abort] = []
@@ -276,6 +279,9 @@ class FakeReplica:
                             if not before.aborted.is_set() or before.task is None or before.task.done():
                                 for done in self._crashed(before):
                                     writer.write(encode(done))
+                        if message.adapter and message.adapter not in self.adapters:
+                            self.adapters[message.adapter] = b""
+                            writer.write(encode(WantAdapter(message.adapter)))
                         run = self.runs[message.id] = Run(message)
                         run.task = asyncio.create_task(self._run(run, writer))
                         self._tasks.add(run.task)
@@ -292,6 +298,10 @@ class FakeReplica:
                         if self.answering:
                             known = tuple((done.id, done.attempt) for done in self.journal.values())
                             writer.write(encode(Fenced(message.epoch, known)))
+                    case AdapterPart():
+                        self.adapters[message.digest] = self.adapters.get(message.digest, b"") + message.content
+                    case DropAdapter():
+                        self.adapters.pop(message.digest, None)
                     case Drain():
                         self.draining = message.drain
                     case RemoteService():

@@ -57,7 +57,7 @@ class ResponseIdentity(Struct, frozen=True):
     ) -> ResponseIdentity:
         """The identity of a response of this model in this lane. `created` is in seconds since the Unix epoch."""
         tier, fingerprint = SERVICE_TIER_OF[lane], f"fp_{model.text_digest[:12]}"
-        return cls(f"{prefix}-{id.hex}", created, model.name, request_id, tier, fingerprint)
+        return cls(f"{prefix}-{id.hex}", created, model.full_name, request_id, tier, fingerprint)
 
 
 encoder = msgspec.json.Encoder()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
 import time
@@ -15,6 +16,7 @@ from billing.exports.datasets import DisplayNames
 from billing.prices import PriceCatalog
 from billing.receipts.day_files import DAY, close_days, day_name
 from billing.settlement.settlement import settle
+from tests.adapter_files import config, matrices, safetensors
 from tests.billing.money import Tenant
 from tests.gateway.access.proofs import Call, proof
 from tests.gateway.access.world import Place, World, bearer
@@ -23,6 +25,7 @@ _CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Say it."}], 
 _MARKED = "A long prompt that is worth keeping. " * 6
 _VERSION = {"anthropic-version": "2023-06-01"}
 _START = int(time.time()) - 3600
+_ADAPTERS = itertools.count(1)
 
 
 @proof("healthz", "readyz", "metrics", "get_docs", "get_openapi_document", "list_models", "get_prices")
@@ -149,6 +152,26 @@ async def an_upload(world: World, place: Place) -> str:
     return str(answer.json()["id"])
 
 
+def _adapter_form(boundary: str) -> bytes:
+    targets = ("self_attn.q_proj",)
+    content = safetensors(matrices(4, targets, layers=1))
+    texts = (("model", "tiny"), ("name", f"a{next(_ADAPTERS)}"), ("config", config(4, 8, targets).decode()))
+    parts = [(f'name="{name}"', text.encode()) for name, text in texts] + [('name="file"; filename="a"', content)]
+    begun = b"".join(
+        f"--{boundary}\r\nContent-Disposition: form-data; {head}\r\n\r\n".encode() + body + b"\r\n"
+        for head, body in parts
+    )
+    return begun + f"--{boundary}--\r\n".encode()
+
+
+async def an_adapter(world: World, place: Place) -> str:
+    """The id of a new adapter of the place."""
+    headers = bearer(place.keys["project_key"]) | {"content-type": "multipart/form-data; boundary=boundary"}
+    answer = await world.call("POST", "/v1/adapters", headers, body=_adapter_form("boundary"))
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["id"])
+
+
 _UPLOAD = {"bytes": 2, "filename": "a.jsonl", "mime_type": "application/jsonl", "purpose": "batch"}
 
 
@@ -173,6 +196,21 @@ async def _(world: World, place: Place) -> Call:
 @proof("cancel_upload")
 async def _(world: World, place: Place) -> Call:
     return Call({"upload": await an_upload(world, place)})
+
+
+@proof("create_adapter")
+async def _(world: World, place: Place) -> Call:
+    return Call(body=_adapter_form("boundary"), headers={"content-type": "multipart/form-data; boundary=boundary"})
+
+
+@proof("list_adapters")
+async def _(world: World, place: Place) -> Call:
+    return Call(tells=(await an_adapter(world, place),))
+
+
+@proof("retrieve_adapter", "delete_adapter")
+async def _(world: World, place: Place) -> Call:
+    return Call({"adapter": await an_adapter(world, place)})
 
 
 @proof("create_batch")
