@@ -30,6 +30,9 @@ class _RandomTensors:
     def has_part(self, name: str) -> bool:
         return not name.endswith(("qkv_proj", "gate_up_proj"))
 
+    def __contains__(self, _name: str) -> bool:
+        return False
+
     def is_quantized(self) -> bool:
         return False
 

@@ -1,6 +1,7 @@
 """Decode steps with and without streamed products: `python -m benchmarks.gpu.steps --precision bf16|fp8 --json OUT`.
 
-ms of a step of few rows, which all read the same 1,152 tokens: products and small kernels count, attention hardly.
+ms of a step of few rows, which read the same 1,152 tokens up to places of their own: products and small kernels count,
+attention hardly. Of a model with experts also how many of a layer's are touched in a step, on average.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _STEPS, _ROUNDS = 20, 4
 
 def step_ms(runner: CudaRunner, probe: Probe, rows: int) -> float:
     """The least of some rounds of steps that are queued one behind the other."""
-    positions = np.full(rows, probe.length - 1, np.int32)
+    # Apart, so that each row has a token of its own, and chooses experts of its own.
+    positions = probe.apart(rows)
     slots = np.arange(rows, dtype=np.int32)
     probe.decode(positions)
     took = []
@@ -43,6 +45,16 @@ def step_ms(runner: CudaRunner, probe: Probe, rows: int) -> float:
     return round(float(min(took)), 3)
 
 
+def touched(runner: CudaRunner) -> float | None:
+    """How many experts of a layer the last step of more than one row computed with, on average; None without any."""
+    ends = [mixture.ends for mixture in runner.fused.mixtures()]
+    return (
+        float((torch.stack(ends).diff(prepend=0 * ends[0][:1].expand(len(ends), 1)) > 0).sum(1).float().mean())
+        if ends
+        else None
+    )
+
+
 def measure(runner: CudaRunner) -> dict[str, dict[int, float]]:
     products = [*runner.fused.linears(), runner.fused.head]
     streamed = [product.streamed_rows for product in products]
@@ -53,6 +65,11 @@ def measure(runner: CudaRunner) -> dict[str, dict[int, float]]:
         runner.steps.forget()
         found[name] = {rows: step_ms(runner, probe, rows) for rows in COUNTS}
         print(name, found[name], flush=True)
+    for rows in COUNTS[1:]:
+        step_ms(runner, probe, rows)
+        if (experts := touched(runner)) is not None:
+            found.setdefault("experts touched", {})[rows] = experts
+    print("experts touched", found.get("experts touched"), flush=True)
     return found
 
 

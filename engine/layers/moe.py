@@ -1,7 +1,7 @@
 """Mixtures of experts (Shazeer et al. 2017): a router chooses a few experts for each token.
 
 Each expert's rows are computed as one product, padded as the tiling says. A token's experts are added in the order of
-their ranks. So a token's bits do not depend on which other tokens chose its experts (E1).
+their ranks, in fp32, and rounded once. So a token's bits do not depend on which other tokens chose its experts (E1).
 """
 
 from __future__ import annotations
@@ -38,6 +38,25 @@ def highest(scores: torch.Tensor, count: int) -> torch.Tensor:
     """
     indices: torch.Tensor = scores.sort(stable=True, dim=-1, descending=True).indices
     return indices[:, :count]
+
+
+@dataclass(frozen=True)
+class TopExperts:
+    """The router that most families have: the `ranks` experts of the highest logits, among equals the first.
+
+    Their weights are the softmax over all experts, or with `normalize` over the chosen ones: the same as the softmax
+    over all, divided by its sum over these.
+    """
+
+    ranks: int
+    normalize: bool
+
+    def __call__(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Router`."""
+        chosen = highest(logits, self.ranks)
+        if self.normalize:
+            return chosen, softmax(logits.gather(1, chosen))
+        return chosen, softmax(logits).gather(1, chosen)
 
 
 @dataclass(frozen=True)
@@ -84,8 +103,8 @@ class MixtureOfExperts:
                 padded = x.new_zeros(len(pairs) + self.gate.tiling.padding(len(pairs)), x.shape[1])
                 padded[: len(pairs)] = x[pairs // ranks]
                 results[pairs] = expert(padded)[: len(pairs)]
-        weighted = results.view(rows, ranks, -1) * weights.to(x)[:, :, None]
-        total = weighted[:, 0]
+        results = results.view(rows, ranks, -1)
+        total = results[:, 0] * weights[:, :1]
         for rank in range(1, ranks):
-            total = total + weighted[:, rank]
-        return total
+            total = total + results[:, rank] * weights[:, rank : rank + 1]
+        return total.to(x.dtype)

@@ -1,0 +1,223 @@
+"""A mixture of experts by our kernels: the router, the products of all experts at once, and their sum.
+
+Few rows of each expert are multiplied by our own kernels, at the speed of memory: by the one for Hopper where it was
+seen to give the bits of the other. Many rows are multiplied by the library's grouped product, where that was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from engine.kernels import grouped_linear as plain
+from engine.kernels.expert_routing import Routes, Tiles, place_rows, route_rows
+from engine.kernels.grouped_linear import grouped_linear
+from engine.kernels.linear import LinearTile, linear, shared_memory
+from engine.kernels.rows import silu_mul
+from engine.layers.activation import silu_times
+from engine.layers.feed_forward import FeedForward
+from engine.layers.linear import Linear
+from engine.layers.moe import Expert, MixtureOfExperts, TopExperts
+from engine.models.gpt_oss import GptOssExpert
+
+try:
+    from engine.kernels import grouped_linear_hopper as hopper
+except ImportError:  # Gluon is an experimental part of Triton
+    hopper = None  # type: ignore[assignment]
+
+_HOPPER = 9
+_LIBRARY_ROWS = 32
+"""From so many rows of each expert on, on average, the library is the quicker one."""
+_TRIED = (1, 2, 17, 65, 300)
+"""Tokens with which the kernel for Hopper is tried."""
+_HEIGHTS = (8, 16, 32, 64)
+"""Rows of a tile with which it is tried."""
+_ROUTER_INPUTS = 256
+"""Inputs of a tile of the router. All counts of rows have the same tile, and so the same bits."""
+_MOST_EXPERTS = 1_024
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """The results [pairs, hidden] of the experts of rows, at their places, to be added up."""
+
+    results: torch.Tensor
+    routes: Routes
+
+
+class GroupedLinear:
+    """y = x Wᵀ + b, where each row has its expert's W of `weight` [experts, outputs, inputs] and b of `bias`.
+
+    `placed`: its inputs lie at their places.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, placed: bool) -> None:
+        self.weight = weight
+        self.bias = bias
+        self.placed = placed
+        self.experts, self.outputs, self.inputs = weight.shape
+        self.library = self.streamed = False
+        """Whether the library, and the kernel for Hopper, give the bits of the plain kernel."""
+
+    @property
+    def shape(self) -> tuple[int, int, int, bool]:
+        """Products of the same shape are computed in the same way."""
+        return self.experts, self.outputs, self.inputs, self.bias is not None
+
+    def __call__(self, x: torch.Tensor, pairs: int, tiles: Tiles, *, early: bool = False) -> torch.Tensor:
+        """x → [pairs, outputs], at their places. `early`: see `grouped_linear_hopper`."""
+        if self.library and tiles.ends is not None and pairs >= _LIBRARY_ROWS * self.experts:
+            return self._by_library(x, tiles)
+        out = torch.empty(pairs, self.outputs, dtype=x.dtype, device=x.device)
+        if self.streamed and tiles.high <= hopper.MOST_HIGH:
+            hopper.grouped_linear_streamed(x, self.weight, out, tiles, placed=self.placed, early=early)
+        else:
+            grouped_linear(x, self.weight, out, tiles, placed=self.placed, bias=self.bias)
+        return out
+
+    def _by_library(self, x: torch.Tensor, tiles: Tiles) -> torch.Tensor:
+        return torch._grouped_mm(x, self.weight.transpose(1, 2), offs=tiles.ends)
+
+    def try_ways(self) -> tuple[bool, bool]:
+        """Whether the library, and the kernel for Hopper, give the bits of the plain kernel on this machine."""
+        device, dtype = self.weight.device, self.weight.dtype
+        on_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == _HOPPER
+        library = on_hopper and dtype == torch.bfloat16 and self.bias is None and self.inputs % 8 == 0
+        streamed = on_hopper and hopper is not None and hopper.fits(self.weight, self.bias)
+        counts = [*_TRIED, _LIBRARY_ROWS * self.experts] if library else _TRIED
+        for rows in counts if library or streamed else ():
+            x, tiles = self._trial(rows)
+            expected = torch.empty(len(x), self.outputs, dtype=dtype, device=device)
+            grouped_linear(x, self.weight, expected, tiles[plain.LEAST_HIGH], placed=True, bias=self.bias)
+            for height in _HEIGHTS if streamed else ():
+                out = torch.full_like(expected, torch.nan)
+                hopper.grouped_linear_streamed(x, self.weight, out, tiles[height], placed=True)
+                streamed = streamed and torch.equal(out, expected)
+            if library and rows > 1:
+                library = torch.equal(self._by_library(x, tiles[plain.LEAST_HIGH]), expected)
+        return library, streamed
+
+    def _trial(self, rows: int) -> tuple[torch.Tensor, dict[int, Tiles]]:
+        """Random rows at their places, and tiles of each height."""
+        device, ranks = self.weight.device, min(self.experts, 4)
+        logits = torch.randn(rows, self.experts, device=device)
+        positions = torch.zeros(rows, dtype=torch.int32, device=device)
+        x = torch.randn(rows * ranks, self.inputs, dtype=self.weight.dtype, device=device)
+
+        def tiles_of(high: int) -> Tiles:
+            ends = torch.zeros(self.experts, dtype=torch.int32, device=device)
+            return route_rows(
+                logits, positions, experts=self.experts, ranks=ranks, normalize=True, high=high, ends=ends
+            ).tiles
+
+        return x, {high: tiles_of(high) for high in _HEIGHTS}
+
+
+def clamped(expert: Expert) -> tuple[float, float] | None:
+    """The numbers of gpt-oss's activation; None for SiLU."""
+    return (expert.alpha, expert.limit) if isinstance(expert, GptOssExpert) else None
+
+
+def unsupported_experts(mixture: MixtureOfExperts, reason_of: Callable[[Linear], str | None]) -> str | None:
+    """Why a mixture cannot be computed by these kernels; None if it can. `reason_of`: the same of a product."""
+    if not isinstance(mixture.router, TopExperts):
+        return "experts are chosen by groups or by a bias"
+    if len(mixture.experts) > _MOST_EXPERTS:
+        return f"there are {len(mixture.experts)} experts"
+    if not mixture.gate.is_plain or mixture.gate.inputs % 16:
+        return "the router is kept otherwise"
+    reasons = (_unsupported_expert(expert, reason_of) for expert in mixture.experts)
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def _unsupported_expert(expert: Expert, reason_of: Callable[[Linear], str | None]) -> str | None:
+    if not isinstance(expert, FeedForward | GptOssExpert):
+        return f"experts are {type(expert).__name__}"
+    if isinstance(expert, FeedForward) and expert.activation is not silu_times:
+        return "the activation is not SiLU"
+    if any(type(product) is not Linear for product in (expert.gate_up, expert.down)):
+        return "experts are kept in few bits"
+    return reason_of(expert.gate_up) or reason_of(expert.down)
+
+
+def _stack(products: Iterable[Linear], stacked: torch.Tensor | None, *, placed: bool) -> GroupedLinear:
+    each = list(products)
+    biases = [product.bias for product in each if product.bias is not None]
+    weight = torch.stack([product.weight for product in each]) if stacked is None else stacked
+    return GroupedLinear(weight, torch.stack(biases) if biases else None, placed=placed)
+
+
+class FusedExperts:
+    """The feed-forward part of a layer that is a mixture of experts; see `unsupported_experts`."""
+
+    in_fp8 = False
+    """Its inputs are of the model's type."""
+
+    def __init__(self, mixture: MixtureOfExperts) -> None:
+        assert isinstance(mixture.router, TopExperts)
+        experts = [expert for expert in mixture.experts if isinstance(expert, FeedForward | GptOssExpert)]
+        self.gate, self.router = mixture.gate, mixture.router
+        self.clamped = clamped(experts[0])
+        stacked = mixture.stacked
+        self.gate_up = _stack(
+            (expert.gate_up for expert in experts), None if stacked is None else stacked.gate_up, placed=False
+        )
+        self.down = _stack((expert.down for expert in experts), None if stacked is None else stacked.down, placed=True)
+        device = self.gate_up.weight.device
+        self.ends = torch.zeros(len(experts), dtype=torch.int32, device=device)
+        """The place behind each expert's last one, of the last pass with more than one row."""
+        step = _ROUTER_INPUTS
+        while self.gate.inputs % step:
+            step //= 2
+        tile = LinearTile(16, 16, step, 2, 6, swapped=False)
+        self._tile = tile.within(shared_memory(device), self.gate.weight.itemsize)
+
+    def products(self) -> Iterator[GroupedLinear]:
+        """Those of the experts."""
+        yield from (self.gate_up, self.down)
+
+    def __call__(self, x: torch.Tensor, positions: torch.Tensor) -> Mixed:
+        """Rows [rows, hidden] → what their experts make of them. `positions` −1: padding, which no expert computes."""
+        rows, ranks = len(x), self.router.ranks
+        pairs, experts = rows * ranks, self.gate_up.experts
+        logits = torch.empty(rows, self.gate.weight.shape[0], dtype=torch.float32, device=x.device)
+        linear(x, self.gate.weight, logits, bias=self.gate.bias, tile=self._tile)
+        routes = route_rows(
+            logits, positions, experts=experts, ranks=ranks, normalize=self.router.normalize,
+            high=self._height(pairs), ends=self.ends,
+        )  # fmt: skip
+        alone = rows == 1
+        placed = x if alone else x.new_empty(pairs, x.shape[1])
+        if not alone:
+            place_rows(x, routes.places, placed)
+        # What the tiles are known from has ended before the kernel in front of each product began, but for one row.
+        gate_up = self.gate_up(placed, pairs, routes.tiles, early=not alone)
+        acted = x.new_empty(pairs, self.down.inputs)
+        silu_mul(gate_up, acted, ahead=self.down.streamed, clamped=self.clamped)
+        return Mixed(self.down(acted, pairs, routes.tiles, early=True), routes)
+
+    def _height(self, pairs: int) -> int:
+        """Rows of a tile: twice as many as an expert has on average, since another tile reads its weight again."""
+        streamed = self.gate_up.streamed and self.down.streamed
+        least = hopper.LEAST_HIGH if streamed else plain.LEAST_HIGH
+        each = -(-2 * pairs // self.gate_up.experts)
+        return max(least, min(plain.MOST_HIGH, 1 << (each - 1).bit_length()))
+
+
+def use_ways(mixtures: Iterable[FusedExperts]) -> dict[str, str]:
+    """Let the products of experts be computed in the quickest ways that keep the bits; returns which, by shape."""
+    found: dict[tuple[int, int, int, bool], tuple[bool, bool]] = {}
+    for mixture in mixtures:
+        for product in mixture.products():
+            if product.shape not in found:
+                found[product.shape] = product.try_ways()
+            product.library, product.streamed = found[product.shape]
+    return {
+        "x".join(map(str, shape[:3])): " ".join(
+            name for name, held in zip(("library", "streamed"), ways, strict=True) if held
+        )
+        or "plain"
+        for shape, ways in found.items()
+    }
