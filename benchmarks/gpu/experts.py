@@ -81,8 +81,8 @@ def trial(name: str, rows: int) -> Report:
                 )
     if rows > 1:
         routes = [route(index, 16) for index in range(_TIMES)]
-        found["gate_up library"] = graph_us(lambda index: gate_up._by_library(placed, routes[index].tiles), _TIMES)
-        found["down library"] = graph_us(lambda index: down._by_library(acted, routes[index].tiles), _TIMES)
+        found["gate_up library"] = graph_us(lambda index: gate_up.by_library(placed, None, routes[index].tiles), _TIMES)
+        found["down library"] = graph_us(lambda index: down.by_library(acted, None, routes[index].tiles), _TIMES)
     return {key: round(value, 1) for key, value in found.items()}
 
 

@@ -12,7 +12,8 @@ from typing import TypeAlias
 
 import torch
 
-from engine.layers.linear import Linear
+from engine.layers.linear import Linear, PackedLinear
+from engine.quantization.packed import PackedWeight
 
 Router: TypeAlias = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """Router logits [rows, experts] in fp32 → chosen experts [rows, k] and their weights [rows, k]."""
@@ -63,7 +64,8 @@ class TopExperts:
 class StackedExperts:
     """The weights of all experts, of which each expert's products have slices.
 
-    `gate_up` [experts, 2 · inner, hidden], first all of the gate, then all of up; `down` [experts, hidden, inner].
+    `gate_up` [experts, 2 · inner, hidden], first all of the gate, then all of up; `down` [experts, hidden, inner]. Of
+    weights that are kept in codes of 8 bits they are the codes.
     """
 
     gate_up: torch.Tensor
@@ -77,6 +79,34 @@ class StackedExperts:
         if gate_up is None or down is None or any(product.output_scales is not None for product in products):
             return None
         return cls(gate_up, down)
+
+    @classmethod
+    def of_codes(cls, gate_up: Sequence[Linear], down: Sequence[Linear]) -> StackedExperts | None:
+        """Move the codes of these packed products to one tensor each; None if they are no codes of 8 bits."""
+        if not (_are_codes(gate_up) and _are_codes(down)):
+            return None
+        return cls(_stacked_codes(gate_up), _stacked_codes(down))
+
+
+def _are_codes(products: Sequence[Linear]) -> bool:
+    """Whether each of them is one packed weight, with a code of 8 bits for each input."""
+    pieces = [product.pieces for product in products if isinstance(product, PackedLinear)]
+    if len(pieces) < len(products):
+        return False
+    return all(
+        len(each) == 1 and isinstance(each[0], PackedWeight) and each[0].codes.shape[1] == each[0].inputs
+        for each in pieces
+    )
+
+
+def _stacked_codes(products: Sequence[Linear]) -> torch.Tensor:
+    packed = [product for product in products if isinstance(product, PackedLinear)]
+    first = packed[0].pieces[0]
+    assert isinstance(first, PackedWeight)
+    stack = first.codes.new_empty(len(packed), *first.codes.shape)
+    for product, memory in zip(packed, stack, strict=True):
+        product.move_codes(memory)
+    return stack
 
 
 class MixtureOfExperts:

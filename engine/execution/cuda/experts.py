@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.execution.cuda.linears import fp8_weight
 from engine.kernels import grouped_linear as plain
 from engine.kernels.expert_routing import Routes, Tiles, place_rows, route_rows
 from engine.kernels.grouped_linear import grouped_linear
 from engine.kernels.linear import LinearTile, linear, shared_memory
-from engine.kernels.rows import silu_mul
+from engine.kernels.rows import quantize_rows, silu_mul
 from engine.layers.activation import silu_times
 from engine.layers.feed_forward import FeedForward
 from engine.layers.linear import Linear
@@ -50,61 +51,108 @@ class Mixed:
 class GroupedLinear:
     """y = x Wᵀ + b, where each row has its expert's W of `weight` [experts, outputs, inputs] and b of `bias`.
 
-    `placed`: its inputs lie at their places.
+    `placed`: its inputs lie at their places. `scales` fp32 [experts, outputs]: those of a weight in e4m3, whose inputs
+    are e4m3 with scales as well. `dtype`: of the outputs.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, placed: bool) -> None:
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        placed: bool,
+        scales: torch.Tensor | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         self.weight = weight
         self.bias = bias
         self.placed = placed
+        self.scales = scales
+        self.dtype = weight.dtype if dtype is None else dtype
         self.experts, self.outputs, self.inputs = weight.shape
         self.library = self.streamed = False
         """Whether the library, and the kernel for Hopper, give the bits of the plain kernel."""
+
+    @property
+    def in_fp8(self) -> bool:
+        """Whether both its weight and its inputs are e4m3."""
+        return self.scales is not None
 
     @property
     def shape(self) -> tuple[int, int, int, bool]:
         """Products of the same shape are computed in the same way."""
         return self.experts, self.outputs, self.inputs, self.bias is not None
 
-    def __call__(self, x: torch.Tensor, pairs: int, tiles: Tiles, *, early: bool = False) -> torch.Tensor:
-        """x → [pairs, outputs], at their places. `early`: see `grouped_linear_hopper`."""
+    def __call__(
+        self, x: torch.Tensor, scales: torch.Tensor | None, pairs: int, tiles: Tiles, *, early: bool = False
+    ) -> torch.Tensor:
+        """x → [pairs, outputs], at their places. `scales`: those of the rows of x, in e4m3. `early`: see
+        `grouped_linear_hopper`."""
         if self.library and tiles.ends is not None and pairs >= _LIBRARY_ROWS * self.experts:
-            return self._by_library(x, tiles)
-        out = torch.empty(pairs, self.outputs, dtype=x.dtype, device=x.device)
+            return self.by_library(x, scales, tiles)
         if self.streamed and tiles.high <= hopper.MOST_HIGH:
-            hopper.grouped_linear_streamed(x, self.weight, out, tiles, placed=self.placed, early=early)
-        else:
-            grouped_linear(x, self.weight, out, tiles, placed=self.placed, bias=self.bias)
+            return self.by_stream(x, scales, pairs, tiles, early=early)
+        return self.by_kernel(x, scales, pairs, tiles)
+
+    def by_kernel(self, x: torch.Tensor, scales: torch.Tensor | None, pairs: int, tiles: Tiles) -> torch.Tensor:
+        """By the kernel whose bits are those of the others."""
+        out, both = self._memory(x, pairs), self._both(scales)
+        grouped_linear(x, self.weight, out, tiles, placed=self.placed, bias=self.bias, scales=both)
         return out
 
-    def _by_library(self, x: torch.Tensor, tiles: Tiles) -> torch.Tensor:
-        return torch._grouped_mm(x, self.weight.transpose(1, 2), offs=tiles.ends)
+    def by_stream(
+        self, x: torch.Tensor, scales: torch.Tensor | None, pairs: int, tiles: Tiles, *, early: bool = False
+    ) -> torch.Tensor:
+        """By the kernel for Hopper."""
+        out, both = self._memory(x, pairs), self._both(scales)
+        hopper.grouped_linear_streamed(x, self.weight, out, tiles, placed=self.placed, scales=both, early=early)
+        return out
+
+    def by_library(self, x: torch.Tensor, scales: torch.Tensor | None, tiles: Tiles) -> torch.Tensor:
+        """By the library, for inputs at their places."""
+        weight = self.weight.transpose(1, 2)
+        if scales is None:
+            return torch._grouped_mm(x, weight, offs=tiles.ends)
+        return torch._scaled_grouped_mm(
+            x, weight, scales, self.scales, offs=tiles.ends, out_dtype=self.dtype, use_fast_accum=False
+        )
+
+    def _memory(self, x: torch.Tensor, pairs: int) -> torch.Tensor:
+        return torch.empty(pairs, self.outputs, dtype=self.dtype, device=x.device)
+
+    def _both(self, scales: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor] | None:
+        return None if scales is None or self.scales is None else (scales, self.scales)
 
     def try_ways(self) -> tuple[bool, bool]:
         """Whether the library, and the kernel for Hopper, give the bits of the plain kernel on this machine."""
-        device, dtype = self.weight.device, self.weight.dtype
+        device = self.weight.device
         on_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == _HOPPER
-        library = on_hopper and dtype == torch.bfloat16 and self.bias is None and self.inputs % 8 == 0
+        library = on_hopper and self.dtype == torch.bfloat16 and self.bias is None and self.inputs % 16 == 0
         streamed = on_hopper and hopper is not None and hopper.fits(self.weight, self.bias)
         counts = [*_TRIED, _LIBRARY_ROWS * self.experts] if library else _TRIED
         for rows in counts if library or streamed else ():
-            x, tiles = self._trial(rows)
-            expected = torch.empty(len(x), self.outputs, dtype=dtype, device=device)
-            grouped_linear(x, self.weight, expected, tiles[plain.LEAST_HIGH], placed=True, bias=self.bias)
+            x, scales, tiles = self._trial(rows)
+            pairs = len(x)
+            expected = self.by_kernel(x, scales, pairs, tiles[plain.LEAST_HIGH])
             for height in _HEIGHTS if streamed else ():
-                out = torch.full_like(expected, torch.nan)
-                hopper.grouped_linear_streamed(x, self.weight, out, tiles[height], placed=True)
-                streamed = streamed and torch.equal(out, expected)
+                streamed = streamed and torch.equal(self.by_stream(x, scales, pairs, tiles[height]), expected)
             if library and rows > 1:
-                library = torch.equal(self._by_library(x, tiles[plain.LEAST_HIGH]), expected)
+                try:
+                    library = torch.equal(self.by_library(x, scales, tiles[plain.LEAST_HIGH]), expected)
+                except RuntimeError:  # a kind of product that this version of it does not have
+                    library = False
         return library, streamed
 
-    def _trial(self, rows: int) -> tuple[torch.Tensor, dict[int, Tiles]]:
-        """Random rows at their places, and tiles of each height."""
+    def _trial(self, rows: int) -> tuple[torch.Tensor, torch.Tensor | None, dict[int, Tiles]]:
+        """Random rows at their places, their scales, and tiles of each height."""
         device, ranks = self.weight.device, min(self.experts, 4)
         logits = torch.randn(rows, self.experts, device=device)
         positions = torch.zeros(rows, dtype=torch.int32, device=device)
-        x = torch.randn(rows * ranks, self.inputs, dtype=self.weight.dtype, device=device)
+        x = torch.randn(rows * ranks, self.inputs, dtype=self.dtype, device=device)
+        scales = None
+        if self.in_fp8:
+            x = (x * 64).to(self.weight.dtype)
+            scales = torch.rand(len(x), dtype=torch.float32, device=device) + 0.5
 
         def tiles_of(high: int) -> Tiles:
             ends = torch.zeros(self.experts, dtype=torch.int32, device=device)
@@ -112,7 +160,7 @@ class GroupedLinear:
                 logits, positions, experts=self.experts, ranks=ranks, normalize=True, high=high, ends=ends
             ).tiles
 
-        return x, {high: tiles_of(high) for high in _HEIGHTS}
+        return x, scales, {high: tiles_of(high) for high in _HEIGHTS}
 
 
 def clamped(expert: Expert) -> tuple[float, float] | None:
@@ -137,16 +185,24 @@ def _unsupported_expert(expert: Expert, reason_of: Callable[[Linear], str | None
         return f"experts are {type(expert).__name__}"
     if isinstance(expert, FeedForward) and expert.activation is not silu_times:
         return "the activation is not SiLU"
-    if any(type(product) is not Linear for product in (expert.gate_up, expert.down)):
-        return "experts are kept in few bits"
+    if (fp8_weight(expert.gate_up) is None) is not (fp8_weight(expert.down) is None):
+        return "products of an expert are kept in different ways"
     return reason_of(expert.gate_up) or reason_of(expert.down)
 
 
 def _stack(products: Iterable[Linear], stacked: torch.Tensor | None, *, placed: bool) -> GroupedLinear:
+    """One product of all experts. `stacked`: their weights, if these are slices of one tensor."""
     each = list(products)
     biases = [product.bias for product in each if product.bias is not None]
-    weight = torch.stack([product.weight for product in each]) if stacked is None else stacked
-    return GroupedLinear(weight, torch.stack(biases) if biases else None, placed=placed)
+    bias = torch.stack(biases) if biases else None
+    kept = [piece for product in each if (piece := fp8_weight(product)) is not None]
+    if not kept:
+        weight = torch.stack([product.weight for product in each]) if stacked is None else stacked
+        return GroupedLinear(weight, bias, placed=placed)
+    codes = torch.stack([piece.codes for piece in kept]) if stacked is None else stacked
+    scales = torch.stack([piece.scales.view(-1) for piece in kept]).float()
+    weight = codes.view(torch.float8_e4m3fn)
+    return GroupedLinear(weight, bias, placed=placed, scales=scales, dtype=each[0].dtype)
 
 
 class FusedExperts:
@@ -188,15 +244,33 @@ class FusedExperts:
             logits, positions, experts=experts, ranks=ranks, normalize=self.router.normalize,
             high=self._height(pairs), ends=self.ends,
         )  # fmt: skip
-        alone = rows == 1
-        placed = x if alone else x.new_empty(pairs, x.shape[1])
-        if not alone:
-            place_rows(x, routes.places, placed)
+        placed, scales = self._placed(x, routes)
         # What the tiles are known from has ended before the kernel in front of each product began, but for one row.
-        gate_up = self.gate_up(placed, pairs, routes.tiles, early=not alone)
-        acted = x.new_empty(pairs, self.down.inputs)
-        silu_mul(gate_up, acted, ahead=self.down.streamed, clamped=self.clamped)
-        return Mixed(self.down(acted, pairs, routes.tiles, early=True), routes)
+        gate_up = self.gate_up(placed, scales, pairs, routes.tiles, early=rows > 1)
+        acted, scales = self._memory(x, pairs, self.down)
+        silu_mul(gate_up, acted, scales=scales, ahead=self.down.streamed, clamped=self.clamped)
+        return Mixed(self.down(acted, scales, pairs, routes.tiles, early=True), routes)
+
+    def _placed(self, x: torch.Tensor, routes: Routes) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The rows at all of their places, as the first product wants them; a single row where it is."""
+        if len(x) == 1:
+            if not self.gate_up.in_fp8:
+                return x, None
+            placed, scales = self._memory(x, 1, self.gate_up)
+            assert scales is not None
+            quantize_rows(x, placed, scales)
+        else:
+            placed, scales = self._memory(x, routes.places.numel(), self.gate_up)
+            place_rows(x, routes.places, placed, scales)
+        return placed, scales
+
+    @staticmethod
+    def _memory(x: torch.Tensor, rows: int, product: GroupedLinear) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """For so many rows of inputs of `product`, and for their scales."""
+        if not product.in_fp8:
+            return torch.empty(rows, product.inputs, dtype=x.dtype, device=x.device), None
+        values = torch.empty(rows, product.inputs, dtype=product.weight.dtype, device=x.device)
+        return values, torch.empty(rows, dtype=torch.float32, device=x.device)
 
     def _height(self, pairs: int) -> int:
         """Rows of a tile: twice as many as an expert has on average, since another tile reads its weight again."""

@@ -14,6 +14,7 @@ from engine.execution.cuda.runner import CudaRunner
 from engine.execution.cuda.start import cuda_runner, ensure_exact
 from engine.execution.model_runner import Sizes
 from engine.models.registry import load_model, read_config
+from engine.options import Quantize
 from tests.engine.conftest import generate, make_bench
 from tests.engine.families import by_transformers, write_family
 from tests.gpu.execution.fused_bench import fused_bench, plain_tiling
@@ -67,9 +68,18 @@ def test_experts_that_depend_on_the_batch_are_found_out(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", ["qwen3-moe-tiny", "mixtral-tiny", "gpt-oss-tiny"])
-def test_logits_have_the_same_bits(tmp_path: Path, shape: str) -> None:
-    report = compare_runs(tmp_path, shape, "none", 24)
+@pytest.mark.parametrize(
+    ("shape", "quantize"),
+    [
+        ("qwen3-moe-tiny", "none"),
+        ("mixtral-tiny", "none"),
+        ("gpt-oss-tiny", "none"),
+        ("qwen3-moe-tiny", "fp8"),
+        ("mixtral-tiny", "fp8"),
+    ],
+)
+def test_logits_have_the_same_bits(tmp_path: Path, shape: str, quantize: Quantize) -> None:
+    report = compare_runs(tmp_path, shape, quantize, 24)
     assert report.different == {}
     assert report.compared > 4 * 500
 
