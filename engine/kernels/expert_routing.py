@@ -15,11 +15,19 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.dependent_launch import LAUNCH, wait_and_let_next_begin
+from engine.kernels.dependent_launch import (
+    LAUNCH,
+    let_next_begin,
+    prefetch,
+    wait_and_let_next_begin,
+    wait_for_inputs,
+)
 from engine.kernels.rows import _scaled
 
 _FEW, _COUNTED = 256, 1_024
 """Pairs that are counted at a time: few, and many."""
+_PARTS = 4
+"""Sums of a router's inputs beside each other."""
 HEADER = 4
 """Words in front of the tiles."""
 
@@ -49,6 +57,57 @@ class Routes:
     tiles: Tiles
 
 
+def router_logits(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """[rows, hidden] · [experts, hidden]ᵀ + bias → fp32 [rows, experts], of a multiple of 16 experts.
+
+    The inputs are added up in four parts beside each other, since one chain of sums takes long. All counts of rows
+    have the same tile, and so the same bits.
+    """
+    rows, inputs = x.shape
+    experts = weight.shape[0]
+    step = 256 // x.itemsize
+    while inputs % (_PARTS * step) and step > 16:
+        step //= 2
+    parts = 1 if inputs % (_PARTS * step) else _PARTS
+    logits = torch.empty(rows, experts, dtype=torch.float32, device=x.device)
+    _router_logits[(experts // 16, triton.cdiv(rows, 16))](
+        x, weight, logits if bias is None else bias, logits, rows, x.stride(0), logits.stride(0),
+        INPUTS=inputs, PARTS=parts, STEP=step, LINE=128 // x.itemsize,
+        LINES=triton.next_power_of_2(-(-inputs * x.itemsize // 128)), BIAS=bias is not None,
+        num_warps=4, num_stages=4, **LAUNCH,
+    )  # fmt: skip
+    return logits
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _router_logits(
+    x, weight, bias, logits, rows, x_row, logits_row,
+    INPUTS: tl.constexpr, PARTS: tl.constexpr, STEP: tl.constexpr, LINE: tl.constexpr, LINES: tl.constexpr,
+    BIAS: tl.constexpr,
+):  # fmt: skip
+    n = tl.program_id(0) * 16 + tl.arange(0, 16)
+    m = tl.program_id(1) * 16 + tl.arange(0, 16)
+    # The weight comes while the kernel before this one still writes the inputs.
+    line = tl.minimum(tl.arange(0, LINES) * LINE, INPUTS - 1)
+    prefetch(weight + n[:, None] * INPUTS + line[None, :])
+    wait_for_inputs()
+    let_next_begin()
+    part = tl.arange(0, PARTS)[:, None, None] * (INPUTS // PARTS)
+    k = tl.arange(0, STEP)[None, None, :]
+    weight_at = weight + n[None, :, None] * INPUTS + part + k
+    x_at = x + m[None, :, None].to(tl.int64) * x_row + part + k
+    inside = (m < rows)[None, :, None] & (k >= 0) & (part >= 0)
+    total = tl.zeros((PARTS, 16, 16), tl.float32)
+    for start in range(0, INPUTS // PARTS, STEP):
+        w = tl.load(weight_at + start)
+        v = tl.load(x_at + start, mask=inside, other=0.0)
+        total = tl.dot(v, tl.permute(w, (0, 2, 1)), total, input_precision="ieee")
+    result = tl.sum(total, 0)
+    if BIAS:
+        result += tl.load(bias + n).to(tl.float32)[None, :]
+    tl.store(logits + m[:, None].to(tl.int64) * logits_row + n[None, :], result, mask=(m < rows)[:, None])
+
+
 def route_rows(
     logits: torch.Tensor,
     positions: torch.Tensor,
@@ -73,8 +132,8 @@ def route_rows(
     weights = torch.empty(rows, ranks, dtype=torch.float32, device=logits.device)
     _choose[(rows,)](
         logits, positions, chosen, weights, places, words, logits.stride(0),
-        EXPERTS=experts, PADDED=triton.next_power_of_2(experts), RANKS=ranks,
-        RANKS_PADDED=triton.next_power_of_2(ranks), NORMALIZE=normalize, ALONE=alone, num_warps=1, **LAUNCH,
+        EXPERTS=experts, PADDED=max(32, triton.next_power_of_2(experts)), RANKS=ranks, NORMALIZE=normalize,
+        ALONE=alone, num_warps=4, **LAUNCH,
     )  # fmt: skip
     if not alone:
         pairs = rows * ranks
@@ -89,52 +148,46 @@ def route_rows(
 @triton.jit
 def _choose(
     logits, positions, chosen, weights, places, words, logits_row,
-    EXPERTS: tl.constexpr, PADDED: tl.constexpr, RANKS: tl.constexpr, RANKS_PADDED: tl.constexpr,
-    NORMALIZE: tl.constexpr, ALONE: tl.constexpr,
+    EXPERTS: tl.constexpr, PADDED: tl.constexpr, RANKS: tl.constexpr, NORMALIZE: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
-    """`ALONE`: this is the only row, so that the tiles are its experts in the order of their ranks."""
+    """An expert's rank is the number of those in front of it. `ALONE`: this is the only row, so that the tiles are its
+    experts in the order of their ranks."""
     wait_and_let_next_begin(False)
     row = tl.program_id(0).to(tl.int64)
     real = tl.load(positions + row) >= 0
     e = tl.arange(0, PADDED)
     x = tl.load(logits + row * logits_row + e, mask=e < EXPERTS, other=float("-inf"))
-    # Numbers as integers in the same order; behind them the expert, so that no two are equal. 0 and −0 are.
-    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
-    ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    ordered = tl.where(x == x, ordered, -0x7FFFFFFF)
-    key = ordered.to(tl.int64) * 4294967296 + (PADDED - 1 - e)
-    taken = e >= EXPERTS
-    first = tl.max(x, 0)
-    total = tl.sum(tl.exp(x - first), 0)
-    rank = tl.arange(0, RANKS_PADDED)
-    best = tl.zeros((RANKS_PADDED,), tl.int32)
-    weight = tl.zeros((RANKS_PADDED,), tl.float32)
-    if NORMALIZE:
-        total = total * 0.0
-    for at in tl.static_range(RANKS):
-        top = tl.max(tl.where(taken, -9223372036854775808, key), 0)
-        expert = (PADDED - 1 - (top & 0xFFFFFFFF)).to(tl.int32)
-        here = e == expert
-        whole = (top >> 32).to(tl.int32)
-        whole = tl.where(whole < 0, whole ^ 0x7FFFFFFF, whole)
-        value = tl.exp(whole.to(tl.float32, bitcast=True) - first)
-        if NORMALIZE:
-            total = total + value
-        best = tl.where(rank == at, expert, best)
-        weight = tl.where(rank == at, value, weight)
-        taken = taken | here
-    held = rank < RANKS
+    own = _in_order(x, e < EXPERTS)
+    rank = tl.zeros((PADDED,), tl.int32)
+    for start in range(0, PADDED, 32):
+        other = start + tl.arange(0, 32)
+        theirs = tl.load(logits + row * logits_row + other, mask=other < EXPERTS, other=float("-inf"))
+        theirs = _in_order(theirs, other < EXPERTS)[None, :]
+        before = (theirs > own[:, None]) | ((theirs == own[:, None]) & (other[None, :] < e[:, None]))
+        rank += tl.sum(before.to(tl.int32), 1)
+    taken = (rank < RANKS) & (e < EXPERTS)
+    value = tl.exp(x - tl.max(x, 0))
+    total = tl.sum(tl.where(taken if NORMALIZE else e < EXPERTS, value, 0.0), 0)
     at = row * RANKS + rank
-    tl.store(chosen + at, tl.where(real, best, EXPERTS), mask=held)
-    tl.store(weights + at, tl.where(real, weight / total, 0.0), mask=held)
+    tl.store(chosen + at, tl.where(real, e, EXPERTS), mask=taken)
+    tl.store(weights + at, tl.where(real, value / total, 0.0), mask=taken)
     if ALONE:
-        tl.store(places + rank, tl.where(real, rank, -1), mask=held)
+        tl.store(places + rank, tl.where(real, rank, -1), mask=taken)
         tl.store(words, tl.where(real, RANKS, 0))
         entry = words + 4 + 4 * rank
-        tl.store(entry, best, mask=held)
-        tl.store(entry + 1, tl.zeros_like(rank), mask=held)
-        tl.store(entry + 2, tl.zeros_like(rank) + 1, mask=held)
-        tl.store(entry + 3, rank, mask=held)
+        tl.store(entry, e, mask=taken)
+        tl.store(entry + 1, tl.zeros_like(rank), mask=taken)
+        tl.store(entry + 2, tl.zeros_like(rank) + 1, mask=taken)
+        tl.store(entry + 3, rank, mask=taken)
+
+
+@triton.jit
+def _in_order(x, inside):
+    """Numbers as integers in the same order: 0 and −0 are one, behind all of them comes NaN, and last what is not
+    inside."""
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
+    ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return tl.where(inside, tl.where(x == x, ordered, -0x7FFFFFFF), -0x7FFFFFFF - 1)
 
 
 @triton.jit(do_not_specialize=["pairs", "high"])

@@ -13,9 +13,8 @@ import torch
 
 from engine.execution.cuda.linears import fp8_weight
 from engine.kernels import grouped_linear as plain
-from engine.kernels.expert_routing import Routes, Tiles, place_rows, route_rows
+from engine.kernels.expert_routing import Routes, Tiles, place_rows, route_rows, router_logits
 from engine.kernels.grouped_linear import grouped_linear
-from engine.kernels.linear import LinearTile, linear, shared_memory
 from engine.kernels.rows import quantize_rows, silu_mul
 from engine.layers.activation import silu_times
 from engine.layers.feed_forward import FeedForward
@@ -29,14 +28,12 @@ except ImportError:  # Gluon is an experimental part of Triton
     hopper = None  # type: ignore[assignment]
 
 _HOPPER = 9
-_LIBRARY_ROWS = 32
+_LIBRARY_ROWS = 128
 """From so many rows of each expert on, on average, the library is the quicker one."""
 _TRIED = (1, 2, 17, 65, 300)
 """Tokens with which the kernel for Hopper is tried."""
 _HEIGHTS = (8, 16, 32, 64)
 """Rows of a tile with which it is tried."""
-_ROUTER_INPUTS = 256
-"""Inputs of a tile of the router. All counts of rows have the same tile, and so the same bits."""
 _MOST_EXPERTS = 1_024
 
 
@@ -46,6 +43,19 @@ class Mixed:
 
     results: torch.Tensor
     routes: Routes
+
+
+@dataclass(frozen=True)
+class Ways:
+    """Which ways have the bits of the plain kernel: the library, the kernel for Hopper, and that one with the
+    activation."""
+
+    library: bool = False
+    streamed: bool = False
+    gated: bool = False
+
+    def __str__(self) -> str:
+        return " ".join(name for name in ("library", "streamed", "gated") if getattr(self, name)) or "plain"
 
 
 class GroupedLinear:
@@ -70,8 +80,7 @@ class GroupedLinear:
         self.scales = scales
         self.dtype = weight.dtype if dtype is None else dtype
         self.experts, self.outputs, self.inputs = weight.shape
-        self.library = self.streamed = False
-        """Whether the library, and the kernel for Hopper, give the bits of the plain kernel."""
+        self.ways = Ways()
 
     @property
     def in_fp8(self) -> bool:
@@ -79,33 +88,50 @@ class GroupedLinear:
         return self.scales is not None
 
     @property
-    def shape(self) -> tuple[int, int, int, bool]:
+    def shape(self) -> tuple[object, ...]:
         """Products of the same shape are computed in the same way."""
-        return self.experts, self.outputs, self.inputs, self.bias is not None
+        return self.experts, self.outputs, self.inputs, self.bias is not None, self.placed
 
     def __call__(
         self, x: torch.Tensor, scales: torch.Tensor | None, pairs: int, tiles: Tiles, *, early: bool = False
     ) -> torch.Tensor:
         """x → [pairs, outputs], at their places. `scales`: those of the rows of x, in e4m3. `early`: see
         `grouped_linear_hopper`."""
-        if self.library and tiles.ends is not None and pairs >= _LIBRARY_ROWS * self.experts:
+        if self._for_library(pairs, tiles):
             return self.by_library(x, scales, tiles)
-        if self.streamed and tiles.high <= hopper.MOST_HIGH:
+        if self.ways.streamed and tiles.high <= hopper.MOST_HIGH:
             return self.by_stream(x, scales, pairs, tiles, early=early)
         return self.by_kernel(x, scales, pairs, tiles)
 
+    def gates(self, pairs: int, tiles: Tiles) -> bool:
+        """Whether it had better compute the activation as well (`by_stream`)."""
+        return self.ways.gated and tiles.high <= hopper.MOST_HIGH and not self._for_library(pairs, tiles)
+
+    def _for_library(self, pairs: int, tiles: Tiles) -> bool:
+        return self.ways.library and tiles.ends is not None and pairs >= _LIBRARY_ROWS * self.experts
+
     def by_kernel(self, x: torch.Tensor, scales: torch.Tensor | None, pairs: int, tiles: Tiles) -> torch.Tensor:
         """By the kernel whose bits are those of the others."""
-        out, both = self._memory(x, pairs), self._both(scales)
-        grouped_linear(x, self.weight, out, tiles, placed=self.placed, bias=self.bias, scales=both)
+        out = torch.empty(pairs, self.outputs, dtype=self.dtype, device=x.device)
+        grouped_linear(x, self.weight, out, tiles, placed=self.placed, bias=self.bias, scales=self._both(scales))
         return out
 
     def by_stream(
-        self, x: torch.Tensor, scales: torch.Tensor | None, pairs: int, tiles: Tiles, *, early: bool = False
+        self,
+        x: torch.Tensor,
+        scales: torch.Tensor | None,
+        pairs: int,
+        tiles: Tiles,
+        *,
+        early: bool = False,
+        gated: bool = False,
     ) -> torch.Tensor:
-        """By the kernel for Hopper."""
-        out, both = self._memory(x, pairs), self._both(scales)
-        hopper.grouped_linear_streamed(x, self.weight, out, tiles, placed=self.placed, scales=both, early=early)
+        """By the kernel for Hopper; `gated`: silu(gate) · up of the product."""
+        outputs = self.outputs // 2 if gated else self.outputs
+        out = torch.empty(pairs, outputs, dtype=self.dtype, device=x.device)
+        hopper.grouped_linear_streamed(
+            x, self.weight, out, tiles, placed=self.placed, scales=self._both(scales), early=early, gated=gated
+        )
         return out
 
     def by_library(self, x: torch.Tensor, scales: torch.Tensor | None, tiles: Tiles) -> torch.Tensor:
@@ -117,31 +143,33 @@ class GroupedLinear:
             x, weight, scales, self.scales, offs=tiles.ends, out_dtype=self.dtype, use_fast_accum=False
         )
 
-    def _memory(self, x: torch.Tensor, pairs: int) -> torch.Tensor:
-        return torch.empty(pairs, self.outputs, dtype=self.dtype, device=x.device)
-
     def _both(self, scales: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor] | None:
         return None if scales is None or self.scales is None else (scales, self.scales)
 
-    def try_ways(self) -> tuple[bool, bool]:
-        """Whether the library, and the kernel for Hopper, give the bits of the plain kernel on this machine."""
+    def try_ways(self) -> Ways:
+        """Which ways give the bits of the plain kernel on this machine."""
         device = self.weight.device
         on_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == _HOPPER
         library = on_hopper and self.dtype == torch.bfloat16 and self.bias is None and self.inputs % 16 == 0
         streamed = on_hopper and hopper is not None and hopper.fits(self.weight, self.bias)
-        counts = [*_TRIED, _LIBRARY_ROWS * self.experts] if library else _TRIED
+        gated = streamed and not self.placed and hopper.fits_gated(self.weight)
+        counts = [*_TRIED, _LIBRARY_ROWS * self.experts // 4] if library else _TRIED
         for rows in counts if library or streamed else ():
             x, scales, tiles = self._trial(rows)
             pairs = len(x)
             expected = self.by_kernel(x, scales, pairs, tiles[plain.LEAST_HIGH])
+            acted = expected.new_empty(pairs, self.outputs // 2)
+            if gated:
+                silu_mul(expected, acted)
             for height in _HEIGHTS if streamed else ():
                 streamed = streamed and torch.equal(self.by_stream(x, scales, pairs, tiles[height]), expected)
+                gated = gated and torch.equal(self.by_stream(x, scales, pairs, tiles[height], gated=True), acted)
             if library and rows > 1:
                 try:
                     library = torch.equal(self.by_library(x, scales, tiles[plain.LEAST_HIGH]), expected)
                 except RuntimeError:  # a kind of product that this version of it does not have
                     library = False
-        return library, streamed
+        return Ways(library, streamed, streamed and gated)
 
     def _trial(self, rows: int) -> tuple[torch.Tensor, torch.Tensor | None, dict[int, Tiles]]:
         """Random rows at their places, their scales, and tiles of each height."""
@@ -224,11 +252,6 @@ class FusedExperts:
         device = self.gate_up.weight.device
         self.ends = torch.zeros(len(experts), dtype=torch.int32, device=device)
         """The place behind each expert's last one, of the last pass with more than one row."""
-        step = _ROUTER_INPUTS
-        while self.gate.inputs % step:
-            step //= 2
-        tile = LinearTile(16, 16, step, 2, 6, swapped=False)
-        self._tile = tile.within(shared_memory(device), self.gate.weight.itemsize)
 
     def products(self) -> Iterator[GroupedLinear]:
         """Those of the experts."""
@@ -238,18 +261,21 @@ class FusedExperts:
         """Rows [rows, hidden] → what their experts make of them. `positions` −1: padding, which no expert computes."""
         rows, ranks = len(x), self.router.ranks
         pairs, experts = rows * ranks, self.gate_up.experts
-        logits = torch.empty(rows, self.gate.weight.shape[0], dtype=torch.float32, device=x.device)
-        linear(x, self.gate.weight, logits, bias=self.gate.bias, tile=self._tile)
+        logits = router_logits(x, self.gate.weight, self.gate.bias)
         routes = route_rows(
             logits, positions, experts=experts, ranks=ranks, normalize=self.router.normalize,
             high=self._height(pairs), ends=self.ends,
         )  # fmt: skip
         placed, scales = self._placed(x, routes)
         # What the tiles are known from has ended before the kernel in front of each product began, but for one row.
-        gate_up = self.gate_up(placed, scales, pairs, routes.tiles, early=rows > 1)
-        acted, scales = self._memory(x, pairs, self.down)
-        silu_mul(gate_up, acted, scales=scales, ahead=self.down.streamed, clamped=self.clamped)
-        return Mixed(self.down(acted, scales, pairs, routes.tiles, early=True), routes)
+        early, tiles = rows > 1, routes.tiles
+        if self.clamped is None and self.gate_up.gates(pairs, tiles):
+            acted = self.gate_up.by_stream(placed, scales, pairs, tiles, early=early, gated=True)
+        else:
+            gate_up = self.gate_up(placed, scales, pairs, tiles, early=early)
+            acted, scales = self._memory(x, pairs, self.down)
+            silu_mul(gate_up, acted, scales=scales, ahead=self.down.ways.streamed, clamped=self.clamped)
+        return Mixed(self.down(acted, scales, pairs, tiles, early=True), routes)
 
     def _placed(self, x: torch.Tensor, routes: Routes) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The rows at all of their places, as the first product wants them; a single row where it is."""
@@ -274,7 +300,7 @@ class FusedExperts:
 
     def _height(self, pairs: int) -> int:
         """Rows of a tile: twice as many as an expert has on average, since another tile reads its weight again."""
-        streamed = self.gate_up.streamed and self.down.streamed
+        streamed = self.gate_up.ways.streamed and self.down.ways.streamed
         least = hopper.LEAST_HIGH if streamed else plain.LEAST_HIGH
         each = -(-2 * pairs // self.gate_up.experts)
         return max(least, min(plain.MOST_HIGH, 1 << (each - 1).bit_length()))
@@ -282,16 +308,10 @@ class FusedExperts:
 
 def use_ways(mixtures: Iterable[FusedExperts]) -> dict[str, str]:
     """Let the products of experts be computed in the quickest ways that keep the bits; returns which, by shape."""
-    found: dict[tuple[int, int, int, bool], tuple[bool, bool]] = {}
+    found: dict[tuple[object, ...], Ways] = {}
     for mixture in mixtures:
         for product in mixture.products():
             if product.shape not in found:
                 found[product.shape] = product.try_ways()
-            product.library, product.streamed = found[product.shape]
-    return {
-        "x".join(map(str, shape[:3])): " ".join(
-            name for name, held in zip(("library", "streamed"), ways, strict=True) if held
-        )
-        or "plain"
-        for shape, ways in found.items()
-    }
+            product.ways = found[product.shape]
+    return {"x".join(map(str, shape[:3])): str(ways) for shape, ways in found.items()}

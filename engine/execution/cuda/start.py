@@ -11,7 +11,7 @@ import structlog
 import torch
 
 from engine.execution.cuda.draws import RowMasks, StepRows, compose, drawing_of
-from engine.execution.cuda.experts import use_ways
+from engine.execution.cuda.experts import Ways, use_ways
 from engine.execution.cuda.linears import use_library, use_stream
 from engine.execution.cuda.model import unsupported
 from engine.execution.cuda.probe import Probe
@@ -100,7 +100,7 @@ def ensure_exact(runner: CudaRunner) -> bool:
             product.library, product.streamed_rows = frozenset(), 0
         for mixture in fused.mixtures():
             for grouped in mixture.products():
-                grouped.library = grouped.streamed = False
+                grouped.ways = Ways()
         runner.steps.forget()
         runner.steps.capture()
         held = rows_keep_their_bits(runner)

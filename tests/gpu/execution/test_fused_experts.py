@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.gpu.exactness import compare_runs
-from engine.execution.cuda.experts import FusedExperts
+from engine.execution.cuda.experts import FusedExperts, Ways
 from engine.execution.cuda.runner import CudaRunner
 from engine.execution.cuda.start import cuda_runner, ensure_exact
 from engine.execution.model_runner import Sizes
@@ -97,9 +97,9 @@ def test_the_start_finds_the_quickest_ways(tmp_path: Path) -> None:
     assert isinstance(runner, CudaRunner)
     products = [product for mixture in runner.fused.mixtures() for product in mixture.products()]
     assert products
-    assert all(product.streamed and product.library for product in products)
+    assert all(product.ways == Ways(library=True, streamed=True, gated=not product.placed) for product in products)
     for product in products:
-        product.streamed = product.library = False
+        product.ways = Ways()
     runner.steps.forget()
     with torch.inference_mode():
         assert ensure_exact(runner)
