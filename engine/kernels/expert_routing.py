@@ -24,8 +24,8 @@ from engine.kernels.dependent_launch import (
 )
 from engine.kernels.rows import _scaled
 
-_FEW, _COUNTED = 256, 1_024
-"""Pairs that are counted at a time: few, and many."""
+_COUNTED = (256, 1_024, 4_096)
+"""So many pairs are counted at a time: as few of these as have all of them, else the most."""
 _PARTS = 4
 """Sums of a router's inputs beside each other."""
 HEADER = 4
@@ -125,10 +125,10 @@ def route_rows(
     """
     rows = len(logits)
     alone = rows == 1
-    whole = {"dtype": torch.int32, "device": logits.device}
     most = ranks if alone else min(experts, rows * ranks) + rows * ranks // high
-    words = torch.empty(HEADER + 4 * most, **whole)
-    places, chosen = torch.empty(rows, ranks, **whole), torch.empty(rows, ranks, **whole)
+    words = torch.empty(HEADER + 4 * most, dtype=torch.int32, device=logits.device)
+    places = torch.empty(rows, ranks, dtype=torch.int32, device=logits.device)
+    chosen = torch.empty_like(places)
     weights = torch.empty(rows, ranks, dtype=torch.float32, device=logits.device)
     _choose[(rows,)](
         logits, positions, chosen, weights, places, words, logits.stride(0),
@@ -140,7 +140,8 @@ def route_rows(
         _plan[(experts,)](
             chosen, places, words, ends, pairs, high,
             EXPERTS=experts, BINS=max(32, triton.next_power_of_2(experts + 1)),
-            BLOCK=_FEW if pairs <= _FEW else _COUNTED, num_warps=4, **LAUNCH,
+            BLOCK=next((count for count in _COUNTED if pairs <= count), _COUNTED[-1]),
+            num_warps=8 if pairs > _COUNTED[0] else 4, **LAUNCH,
         )  # fmt: skip
     return Routes(places, weights, Tiles(words, high, most, None if alone else ends))
 

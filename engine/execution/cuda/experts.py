@@ -137,7 +137,7 @@ class GroupedLinear:
     def by_library(self, x: torch.Tensor, scales: torch.Tensor | None, tiles: Tiles) -> torch.Tensor:
         """By the library, for inputs at their places."""
         weight = self.weight.transpose(1, 2)
-        if scales is None:
+        if scales is None or self.scales is None:
             return torch._grouped_mm(x, weight, offs=tiles.ends)
         return torch._scaled_grouped_mm(
             x, weight, scales, self.scales, offs=tiles.ends, out_dtype=self.dtype, use_fast_accum=False
