@@ -17,6 +17,7 @@ import torch
 from benchmarks.engine_gpu import PRECISIONS
 from benchmarks.gpu.random_weights import load_random
 from benchmarks.gpu.shapes import SHAPES, write_shape
+from engine.execution.cuda.experts import experts_touched
 from engine.execution.cuda.probe import Probe
 from engine.execution.cuda.runner import CudaRunner
 from engine.startup.assembly import assemble
@@ -45,16 +46,6 @@ def step_ms(runner: CudaRunner, probe: Probe, rows: int) -> float:
     return round(float(min(took)), 3)
 
 
-def touched(runner: CudaRunner) -> float | None:
-    """How many experts of a layer the last step of more than one row computed with, on average; None without any."""
-    ends = [mixture.ends for mixture in runner.fused.mixtures()]
-    return (
-        float((torch.stack(ends).diff(prepend=0 * ends[0][:1].expand(len(ends), 1)) > 0).sum(1).float().mean())
-        if ends
-        else None
-    )
-
-
 def measure(runner: CudaRunner) -> dict[str, dict[int, float]]:
     products = [*runner.fused.linears(), runner.fused.head]
     streamed = [product.streamed_rows for product in products]
@@ -67,7 +58,7 @@ def measure(runner: CudaRunner) -> dict[str, dict[int, float]]:
         print(name, found[name], flush=True)
     for rows in COUNTS[1:]:
         step_ms(runner, probe, rows)
-        if (experts := touched(runner)) is not None:
+        if (experts := experts_touched(runner.fused.mixtures())) is not None:
             found.setdefault("experts touched", {})[rows] = experts
     print("experts touched", found.get("experts touched"), flush=True)
     return found

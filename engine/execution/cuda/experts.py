@@ -315,3 +315,15 @@ def use_ways(mixtures: Iterable[FusedExperts]) -> dict[str, str]:
                 found[product.shape] = product.try_ways()
             product.ways = found[product.shape]
     return {"x".join(map(str, shape[:3])): str(ways) for shape, ways in found.items()}
+
+
+def experts_touched(mixtures: Iterable[FusedExperts]) -> float | None:
+    """How many experts of a layer the last pass of more than one row computed with, on average; None without any.
+
+    Waits for the device: for measurements.
+    """
+    ends = [mixture.ends for mixture in mixtures]
+    if not ends:
+        return None
+    counts = torch.stack(ends).diff(prepend=ends[0].new_zeros(len(ends), 1))
+    return float((counts > 0).sum(1).float().mean())
