@@ -111,8 +111,8 @@ def unsupported(decoder: Decoder, device: torch.device) -> str | None:
 
 def _unsupported_layer(layer: DecoderLayer, e4m3: bool) -> str | None:
     attention, mlp = layer.attention, layer.mlp
-    if not isinstance(attention, SelfAttention):
-        return f"layers have {type(attention).__name__}"
+    if not isinstance(attention, SelfAttention) or not isinstance(mlp, FeedForward | MixtureOfExperts):
+        return f"layers have {type(attention).__name__} and {type(mlp).__name__}"
     # A mixture of experts adds nothing to h itself, with us neither.
     if layer.out_norms is not None or layer.shared is not None or layer.fused_sums is isinstance(mlp, MixtureOfExperts):
         return "layers add up their parts otherwise"

@@ -190,6 +190,21 @@ def test_a_mixture_is_the_sum_of_its_experts(dtype: torch.dtype, bias: bool) -> 
             assert float((out.double() - normal).norm() / normal.norm()) < TOLERANCE[dtype]
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+def test_a_row_of_nan_stays_alone() -> None:
+    """Although it chooses the experts of others, and lies beside them in a tile."""
+    layer = Layer(torch.float32, EXPERTS, HIDDEN, INNER)
+    x = torch.randn(9, HIDDEN, generator=torch.Generator().manual_seed(4)).to(DEVICE)
+    logits = torch.zeros(9, EXPERTS, device=DEVICE)
+    expected, _ = layer(x, route(logits))
+    x[3], logits[3] = torch.nan, torch.nan
+    total, out = layer(x, route(logits))
+    others = torch.arange(9, device=DEVICE) != 3
+    assert torch.equal(total[others], expected[others])
+    assert total[3].isnan().all()
+    assert out[others].isfinite().all()
+
+
 def test_a_clamped_activation_is_that_of_the_layer() -> None:
     gate_up = torch.randn(5, 96, generator=torch.Generator().manual_seed(1)).to(DEVICE) * 6
     gate_up[1, 4] = torch.nan
