@@ -42,7 +42,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         *("gateway/http/client_address.py", "protocol/trace_context.py"),
     ),
     "a frozen form of bytes: what reads and writes it may change, this may not": (
-        *("audit_log/leaf_forms.py", "audit_log/csv_rows.py", "engine/startup/numerics.py"),
+        *("audit_log/leaf_forms.py", "audit_log/csv_rows.py"),
         *("prompt_cache/model_digest.py",),
     ),
     "a general mechanism that several rooms or folders use": (

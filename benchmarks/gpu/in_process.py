@@ -16,6 +16,8 @@ from benchmarks.gpu.random_weights import load_random
 from benchmarks.gpu.timed_requests import SCOPE, Driver, Run, Way
 from benchmarks.gpu.workloads import workloads
 from engine.core.output_processor import Event
+from engine.execution.cuda.experts import experts_touched
+from engine.execution.cuda.runner import CudaRunner
 from engine.server.engine_loop import EngineLoop
 from engine.server.journal import Journal
 from engine.startup.assembly import assemble
@@ -81,7 +83,13 @@ class InProcessDriver:
                 self.loop.do(lambda name=name: self.engine.abort(name) and None)  # type: ignore[misc]
             with self._events:
                 self._events.wait_for(lambda: not self._open, 30)
-        return run.figures(took, self.engine.steps - steps, done=done)
+        return {**run.figures(took, self.engine.steps - steps, done=done), **self._touched()}
+
+    def _touched(self) -> dict[str, float]:
+        """How many experts of a layer the last step had, if the model has experts that our kernels compute."""
+        runner = self.engine.executor.runner
+        experts = experts_touched(runner.fused.mixtures()) if isinstance(runner, CudaRunner) else None
+        return {} if experts is None else {"experts_touched": round(experts, 1)}
 
     def close(self) -> None:
         """See `Driver`."""

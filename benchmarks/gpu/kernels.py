@@ -39,7 +39,7 @@ DEVICE = torch.device("cuda")
 Report = dict[str, Any]
 
 
-def graph_us(call: Callable[[int], None], times: int, replays: int = 7) -> float:
+def graph_us(call: Callable[[int], object], times: int, replays: int = 7) -> float:
     """Median µs of `call`, which is captured `times` times (it is told which time it is) and replayed."""
     call(0)
     torch.cuda.synchronize()

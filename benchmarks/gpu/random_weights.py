@@ -14,21 +14,31 @@ from engine.models.decoder import Decoder
 from engine.models.registry import FAMILIES
 
 _DEVIATION = 0.02
+_WITH_EXPERTS = frozenset({"gpt_oss", "mixtral", "qwen3_moe"})
 
 
 class _RandomTensors:
-    """Stands for a checkpoint that has every tensor that it is asked for, but no fused ones."""
+    """Stands for a checkpoint that has every tensor that it is asked for, but no fused ones.
+
+    `apart`: tokens differ more, so that rows choose other experts although their contexts are alike.
+    """
 
     folder = Path("random")
+
+    def __init__(self, *, apart: bool) -> None:
+        self._embedding = 1.0 if apart else _DEVIATION
 
     def load(self, name: str, into: torch.Tensor) -> None:
         if name.endswith("norm.weight"):
             into.fill_(1.0)
         else:
-            into.normal_(0.0, _DEVIATION)
+            into.normal_(0.0, self._embedding if name.endswith("embed_tokens.weight") else _DEVIATION)
 
     def has_part(self, name: str) -> bool:
         return not name.endswith(("qkv_proj", "gate_up_proj"))
+
+    def __contains__(self, _name: str) -> bool:
+        return False
 
     def is_quantized(self) -> bool:
         return False
@@ -47,6 +57,6 @@ def load_random(
     torch.manual_seed(0)
     with torch.inference_mode():
         kept.pop("weights", None)
-        tensors: Any = _RandomTensors()
+        tensors: Any = _RandomTensors(apart=config.model_type in _WITH_EXPERTS)
         load = Loader(tensors, config, like, tiling, context_tokens, **kept, packed=kept.get("quantize") == "fp8")
         return FAMILIES[config.model_type].build(load)

@@ -37,6 +37,47 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 120000, "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
         "hidden_act": "silu", "tie_word_embeddings": True, "torch_dtype": "bfloat16",
     },
+    "qwen3-30b-a3b": {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048,
+        "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
+        "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [], "num_hidden_layers": 48,
+        "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936,
+        "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "hidden_act": "silu",
+        "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    },
+    "gpt-oss-20b": {
+        "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 2880,
+        "intermediate_size": 2880, "num_local_experts": 32, "num_experts_per_tok": 4, "num_hidden_layers": 24,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 201088,
+        "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 150000.0, "sliding_window": 128,
+        "hidden_act": "silu", "attention_bias": True, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+        "rope_scaling": {
+            "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+    },
+    "qwen3-moe-tiny": {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 1024,
+        "intermediate_size": 2048, "moe_intermediate_size": 384, "num_experts": 64, "num_experts_per_tok": 8,
+        "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [1], "num_hidden_layers": 4,
+        "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936,
+        "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "hidden_act": "silu",
+        "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+    },
+    "mixtral-tiny": {
+        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 1024,
+        "intermediate_size": 2048, "num_local_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 3,
+        "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 128256,
+        "max_position_embeddings": 40960, "rms_norm_eps": 1e-5, "rope_theta": 1000000.0, "hidden_act": "silu",
+        "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    },
+    "gpt-oss-tiny": {
+        "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 960,
+        "intermediate_size": 960, "num_local_experts": 32, "num_experts_per_tok": 4, "num_hidden_layers": 4,
+        "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 151936,
+        "max_position_embeddings": 40960, "rms_norm_eps": 1e-5, "rope_theta": 150000.0, "sliding_window": 128,
+        "hidden_act": "silu", "attention_bias": True, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    },
 }  # fmt: skip
 """Published shapes, and tiny ones with which a run can be tried without a GPU."""
 

@@ -1,6 +1,7 @@
 """Decode steps with and without streamed products: `python -m benchmarks.gpu.steps --precision bf16|fp8 --json OUT`.
 
-ms of a step of few rows, which all read the same 1,152 tokens: products and small kernels count, attention hardly.
+ms of a step of few rows, which read the same 1,152 tokens up to places of their own: products and small kernels count,
+attention hardly. Of a model with experts also how many of a layer's are touched in a step, on average.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from benchmarks.engine_gpu import PRECISIONS
 from benchmarks.gpu.random_weights import load_random
 from benchmarks.gpu.shapes import SHAPES, write_shape
+from engine.execution.cuda.experts import experts_touched
 from engine.execution.cuda.probe import Probe
 from engine.execution.cuda.runner import CudaRunner
 from engine.startup.assembly import assemble
@@ -27,7 +29,8 @@ _STEPS, _ROUNDS = 20, 4
 
 def step_ms(runner: CudaRunner, probe: Probe, rows: int) -> float:
     """The least of some rounds of steps that are queued one behind the other."""
-    positions = np.full(rows, probe.length - 1, np.int32)
+    # Apart, so that each row has a token of its own, and chooses experts of its own.
+    positions = probe.apart(rows)
     slots = np.arange(rows, dtype=np.int32)
     probe.decode(positions)
     took = []
@@ -53,6 +56,11 @@ def measure(runner: CudaRunner) -> dict[str, dict[int, float]]:
         runner.steps.forget()
         found[name] = {rows: step_ms(runner, probe, rows) for rows in COUNTS}
         print(name, found[name], flush=True)
+    for rows in COUNTS[1:]:
+        step_ms(runner, probe, rows)
+        if (experts := experts_touched(runner.fused.mixtures())) is not None:
+            found.setdefault("experts touched", {})[rows] = experts
+    print("experts touched", found.get("experts touched"), flush=True)
     return found
 
 

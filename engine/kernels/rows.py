@@ -105,49 +105,66 @@ def _quantize_rows(x, out, scales, x_row, out_row, SIZE: tl.constexpr, PADDED: t
 
 
 def silu_mul(
-    gate_up: torch.Tensor, out: torch.Tensor, *, scales: torch.Tensor | None = None, ahead: bool = False
+    gate_up: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    scales: torch.Tensor | None = None,
+    ahead: bool = False,
+    clamped: tuple[float, float] | None = None,
 ) -> None:
     """silu(gate) · up of [rows, 2 · size] → [rows, size] (Shazeer 2020); with `scales` in e4m3, and `ahead`, as
-    `rms_norm`."""
+    `rms_norm`. `clamped` (α, limit): g · sigmoid(α · g) · (up + 1), where gate and up are clamped to the limit."""
     rows, size = out.shape
+    alpha, limit = clamped or (1.0, 0.0)
     if scales is not None:
         _silu_mul_scaled[(rows,)](
-            gate_up, out, scales, gate_up.stride(0), out.stride(0),
-            SIZE=size, PADDED=triton.next_power_of_2(size), AHEAD=ahead, num_warps=16, **LAUNCH,
+            gate_up, out, scales, gate_up.stride(0), out.stride(0), alpha, limit,
+            SIZE=size, PADDED=triton.next_power_of_2(size), AHEAD=ahead, CLAMPED=clamped is not None, num_warps=16,
+            **LAUNCH,
         )  # fmt: skip
         return
     block = 2_048
     _silu_mul[(rows, triton.cdiv(size, block))](
-        gate_up, out, gate_up.stride(0), out.stride(0), SIZE=size, BLOCK=block, AHEAD=ahead, num_warps=8, **LAUNCH
-    )
+        gate_up, out, gate_up.stride(0), out.stride(0), alpha, limit,
+        SIZE=size, BLOCK=block, AHEAD=ahead, CLAMPED=clamped is not None, num_warps=8, **LAUNCH,
+    )  # fmt: skip
 
 
 @triton.jit
-def _silu_mul(gate_up, out, in_row, out_row, SIZE: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr):
+def _silu_mul(
+    gate_up, out, in_row, out_row, alpha, limit,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr, CLAMPED: tl.constexpr,
+):  # fmt: skip
     wait_and_let_next_begin(AHEAD)
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < SIZE
-    value = _gated(gate_up + row * in_row, i, inside, SIZE)
+    value = _gated(gate_up + row * in_row, i, inside, alpha, limit, SIZE, CLAMPED)
     tl.store(out + row * out_row + i, value.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _silu_mul_scaled(
-    gate_up, out, scales, in_row, out_row, SIZE: tl.constexpr, PADDED: tl.constexpr, AHEAD: tl.constexpr
-):
+    gate_up, out, scales, in_row, out_row, alpha, limit,
+    SIZE: tl.constexpr, PADDED: tl.constexpr, AHEAD: tl.constexpr, CLAMPED: tl.constexpr,
+):  # fmt: skip
     wait_and_let_next_begin(AHEAD)
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, PADDED)
     inside = i < SIZE
-    value = _scaled(_gated(gate_up + row * in_row, i, inside, SIZE), scales + row)
+    value = _scaled(_gated(gate_up + row * in_row, i, inside, alpha, limit, SIZE, CLAMPED), scales + row)
     tl.store(out + row * out_row + i, value.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _gated(row, i, inside, SIZE: tl.constexpr):
+def _gated(row, i, inside, alpha, limit, SIZE: tl.constexpr, CLAMPED: tl.constexpr):
     gate = tl.load(row + i, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(row + SIZE + i, mask=inside, other=0.0).to(tl.float32)
+    if CLAMPED:
+        # By comparison, which lets NaN through.
+        gate = tl.where(gate > limit, limit, gate)
+        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up)) + 1.0
+        return gate / (1.0 + tl.math.exp2(gate * (-1.4426950408889634 * alpha))) * up
     return gate / (1.0 + tl.math.exp2(gate * -1.4426950408889634)) * up
 
 

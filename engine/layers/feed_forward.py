@@ -56,4 +56,6 @@ def load_experts(
     gate_up, down = load.stack(count, 2 * inner, hidden), load.stack(count, hidden, inner)
     stacks = [(None, None)] * count if gate_up is None or down is None else list(zip(gate_up, down, strict=True))
     experts = [FeedForward(load, f"{names}.{expert}", inner, parts, into) for expert, into in enumerate(stacks)]
+    if gate_up is None:
+        return experts, StackedExperts.of_codes([one.gate_up for one in experts], [one.down for one in experts])
     return experts, StackedExperts.of(gate_up, down, (expert.gate_up for expert in experts))

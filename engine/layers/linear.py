@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -212,6 +212,13 @@ class PackedLinear(Linear):
     def pieces(self) -> Sequence[Decodable]:
         """Its weight as it is kept."""
         return self._pieces
+
+    def move_codes(self, memory: torch.Tensor) -> None:
+        """Keep the codes of its only piece in `memory`, uint8 of their shape."""
+        (piece,) = self._pieces
+        assert isinstance(piece, PackedWeight)
+        memory.copy_(piece.codes)
+        self._pieces[0] = replace(piece, codes=memory)
 
     @property
     def nbytes(self) -> int:

@@ -1,7 +1,7 @@
 """Mixtures of experts (Shazeer et al. 2017): a router chooses a few experts for each token.
 
 Each expert's rows are computed as one product, padded as the tiling says. A token's experts are added in the order of
-their ranks. So a token's bits do not depend on which other tokens chose its experts (E1).
+their ranks, in fp32, and rounded once. So a token's bits do not depend on which other tokens chose its experts (E1).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import TypeAlias
 
 import torch
 
-from engine.layers.linear import Linear
+from engine.layers.linear import Linear, PackedLinear
+from engine.quantization.packed import PackedWeight
 
 Router: TypeAlias = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """Router logits [rows, experts] in fp32 → chosen experts [rows, k] and their weights [rows, k]."""
@@ -41,10 +42,30 @@ def highest(scores: torch.Tensor, count: int) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
+class TopExperts:
+    """The router that most families have: the `ranks` experts of the highest logits, among equals the first.
+
+    Their weights are the softmax over all experts, or with `normalize` over the chosen ones: the same as the softmax
+    over all, divided by its sum over these.
+    """
+
+    ranks: int
+    normalize: bool
+
+    def __call__(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Router`."""
+        chosen = highest(logits, self.ranks)
+        if self.normalize:
+            return chosen, softmax(logits.gather(1, chosen))
+        return chosen, softmax(logits).gather(1, chosen)
+
+
+@dataclass(frozen=True)
 class StackedExperts:
     """The weights of all experts, of which each expert's products have slices.
 
-    `gate_up` [experts, 2 · inner, hidden], first all of the gate, then all of up; `down` [experts, hidden, inner].
+    `gate_up` [experts, 2 · inner, hidden], first all of the gate, then all of up; `down` [experts, hidden, inner]. Of
+    weights that are kept in codes of 8 bits they are the codes.
     """
 
     gate_up: torch.Tensor
@@ -58,6 +79,34 @@ class StackedExperts:
         if gate_up is None or down is None or any(product.output_scales is not None for product in products):
             return None
         return cls(gate_up, down)
+
+    @classmethod
+    def of_codes(cls, gate_up: Sequence[Linear], down: Sequence[Linear]) -> StackedExperts | None:
+        """Move the codes of these packed products to one tensor each; None if they are no codes of 8 bits."""
+        if not (_are_codes(gate_up) and _are_codes(down)):
+            return None
+        return cls(_stacked_codes(gate_up), _stacked_codes(down))
+
+
+def _are_codes(products: Sequence[Linear]) -> bool:
+    """Whether each of them is one packed weight, with a code of 8 bits for each input."""
+    pieces = [product.pieces for product in products if isinstance(product, PackedLinear)]
+    if len(pieces) < len(products):
+        return False
+    return all(
+        len(each) == 1 and isinstance(each[0], PackedWeight) and each[0].codes.shape[1] == each[0].inputs
+        for each in pieces
+    )
+
+
+def _stacked_codes(products: Sequence[Linear]) -> torch.Tensor:
+    packed = [product for product in products if isinstance(product, PackedLinear)]
+    first = packed[0].pieces[0]
+    assert isinstance(first, PackedWeight)
+    stack = first.codes.new_empty(len(packed), *first.codes.shape)
+    for product, memory in zip(packed, stack, strict=True):
+        product.move_codes(memory)
+    return stack
 
 
 class MixtureOfExperts:
@@ -84,8 +133,8 @@ class MixtureOfExperts:
                 padded = x.new_zeros(len(pairs) + self.gate.tiling.padding(len(pairs)), x.shape[1])
                 padded[: len(pairs)] = x[pairs // ranks]
                 results[pairs] = expert(padded)[: len(pairs)]
-        weighted = results.view(rows, ranks, -1) * weights.to(x)[:, :, None]
-        total = weighted[:, 0]
+        results = results.view(rows, ranks, -1)
+        total = results[:, 0] * weights[:, :1]
         for rank in range(1, ranks):
-            total = total + weighted[:, rank]
-        return total
+            total = total + results[:, rank] * weights[:, rank : rank + 1]
+        return total.to(x.dtype)

@@ -13,7 +13,7 @@ import torch
 from engine.layers.decoder_layer import DecoderLayer, llama_norms
 from engine.layers.linear import Linear
 from engine.layers.loader import Loader
-from engine.layers.moe import MixtureOfExperts, StackedExperts, highest, softmax
+from engine.layers.moe import MixtureOfExperts, StackedExperts, TopExperts
 from engine.layers.self_attention import AttentionVariant, layer_attention
 from engine.model_config.config_class import ConfigClass
 from engine.models.decoder import Decoder
@@ -102,13 +102,8 @@ def gpt_oss_layer(load: Loader, index: int, window: int) -> DecoderLayer:
     attention = layer_attention(load, index, variant)
     count = fields.integer("num_local_experts")
     ranks = fields.integer("num_experts_per_tok", most=count)
-
-    def route(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        chosen = highest(logits, ranks)
-        return chosen, softmax(logits.gather(1, chosen))
-
     gate = load.gate(f"{name}.router", count, bias=True)
-    moe = MixtureOfExperts(gate, route, *_experts(load, f"{name}.experts", count))
+    moe = MixtureOfExperts(gate, TopExperts(ranks, normalize=True), *_experts(load, f"{name}.experts", count))
     return DecoderLayer(llama_norms(load, index), attention, moe)
 
 

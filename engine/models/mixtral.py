@@ -6,12 +6,10 @@ h = h + Σ over the two best experts of softmax over the two(Wgate · norm(h)) �
 
 from __future__ import annotations
 
-import torch
-
 from engine.layers.decoder_layer import DecoderLayer, llama_norms
 from engine.layers.feed_forward import load_experts
 from engine.layers.loader import Loader
-from engine.layers.moe import MixtureOfExperts, highest, normalized, softmax
+from engine.layers.moe import MixtureOfExperts, TopExperts
 from engine.layers.self_attention import AttentionVariant, layer_attention
 from engine.model_config.config_class import ConfigClass
 from engine.models.decoder import Decoder
@@ -46,13 +44,7 @@ def mixtral_layer(load: Loader, index: int, window: int) -> DecoderLayer:
     count = fields.integer("num_local_experts")
     ranks = fields.integer("num_experts_per_tok", most=count)
     experts = load_experts(load, f"{name}.experts", count, load.config.intermediate, ("w1", "w3", "w2"))
-
-    def route(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        weights = softmax(logits)
-        chosen = highest(weights, ranks)
-        return chosen, normalized(weights.gather(1, chosen))
-
-    moe = MixtureOfExperts(load.gate(f"{name}.gate", count), route, *experts)
+    moe = MixtureOfExperts(load.gate(f"{name}.gate", count), TopExperts(ranks, normalize=True), *experts)
     return DecoderLayer(llama_norms(load, index), attention, moe)
 
 

@@ -7,12 +7,10 @@ layers have it.
 
 from __future__ import annotations
 
-import torch
-
 from engine.layers.decoder_layer import DecoderLayer, llama_norms
 from engine.layers.feed_forward import FeedForward, load_experts
 from engine.layers.loader import Loader
-from engine.layers.moe import MixtureOfExperts, highest, normalized, softmax
+from engine.layers.moe import MixtureOfExperts, TopExperts
 from engine.layers.self_attention import AttentionVariant, layer_attention
 from engine.model_config.config_class import ConfigClass
 from engine.models.decoder import Decoder
@@ -52,22 +50,15 @@ def qwen3_moe_layer(load: Loader, index: int, variant: AttentionVariant, *, spar
     attention = layer_attention(load, index, variant)
     name = f"model.layers.{index}.mlp"
     mlp = _mixture(load, name) if sparse else FeedForward(load, name, load.config.intermediate)
-    return DecoderLayer(llama_norms(load, index), attention, mlp)
+    return DecoderLayer(llama_norms(load, index), attention, mlp, fused_sums=not sparse)
 
 
 def _mixture(load: Loader, name: str) -> MixtureOfExperts:
     fields = load.config.fields
     inner, count = fields.integer("moe_intermediate_size"), fields.integer("num_experts")
     ranks, normalize = fields.integer("num_experts_per_tok", most=count), fields.flag("norm_topk_prob")
-
-    def route(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        scores = softmax(logits)
-        chosen = highest(scores, ranks)
-        weights = scores.gather(1, chosen)
-        return chosen, normalized(weights) if normalize else weights
-
     experts = load_experts(load, f"{name}.experts", count, inner)
-    return MixtureOfExperts(load.gate(f"{name}.gate", count), route, *experts)
+    return MixtureOfExperts(load.gate(f"{name}.gate", count), TopExperts(ranks, normalize), *experts)
 
 
 def qwen3_moe(load: Loader) -> Decoder:

@@ -13,12 +13,14 @@ import torch
 
 from engine.execution.model_runner import ModelRunner
 from engine.layers.attention_plan import CUTS
+from engine.layers.decoder_layer import DecoderLayer
+from engine.layers.moe import MixtureOfExperts
 
 
 def numerics_id(runner: ModelRunner, kv_dtype: str) -> str:
     """The id of a runner that is ready: its self-test has chosen. `kv_dtype`: the setting."""
     device, tiling = runner.device, runner.tiling
-    parts = {
+    parts: dict[str, object] = {
         "backend": type(runner).__name__,
         "device": _device(device),
         "torch": torch.__version__,
@@ -32,6 +34,11 @@ def numerics_id(runner: ModelRunner, kv_dtype: str) -> str:
         "kernels": runner.numerics,
         "tensor_parallel": 1,
     }
+    if any(
+        isinstance(layer, DecoderLayer) and isinstance(layer.mlp, MixtureOfExperts) for layer in runner.model.layers
+    ):
+        # Once they were added up in the model's type, and chosen by their weights.
+        parts["experts"] = "fp32"
     return " ".join(f"{name}={_text(value)}" for name, value in parts.items())
 
 

@@ -1,8 +1,8 @@
 """A decoder of the Llama family computed by fused kernels, from the weights that its layers hold.
 
 Each layer is: norm, Q K V, rotary positions with the KV append, attention, output projection, norm with the residual
-sum, gate and up, activation, down. All of it is row-wise but the attention, and a row has the same bits at every count
-of rows.
+sum, gate and up, activation, down; or in place of the last three, a mixture of experts. All of it is row-wise but the
+attention, and a row has the same bits at every count of rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import TypeAlias
 
 import torch
 
+from engine.execution.cuda.experts import FusedExperts, Mixed, unsupported_experts
 from engine.execution.cuda.linears import ExactLinear, fp8_weight
+from engine.kernels.expert_routing import combine_and_norm
 from engine.kernels.paged_kv import PagedKv, Scores
 from engine.kernels.rows import quantize_rows, rms_norm, rotate_and_append, silu_mul
 from engine.kv_cache.memory import KvMemory
@@ -21,6 +23,7 @@ from engine.layers.activation import silu_times
 from engine.layers.decoder_layer import DecoderLayer
 from engine.layers.feed_forward import FeedForward
 from engine.layers.linear import Linear
+from engine.layers.moe import MixtureOfExperts
 from engine.layers.norm import RmsNorm
 from engine.layers.rotary import Rotary
 from engine.layers.self_attention import AttentionVariant, SelfAttention
@@ -46,6 +49,21 @@ Attend: TypeAlias = Callable[["FusedLayer", torch.Tensor, torch.Tensor], None]
 """Writes the attention of a layer's queries [rows, heads, head dim] to the second tensor of the same shape."""
 
 
+class FusedFeedForward:
+    """The feed-forward part of a layer that is dense."""
+
+    def __init__(self, mlp: FeedForward) -> None:
+        self.gate_up, self.down = ExactLinear(mlp.gate_up), ExactLinear(mlp.down)
+        self.in_fp8 = self.gate_up.in_fp8
+
+    def __call__(self, x: torch.Tensor, scales: torch.Tensor | None, *, streamed: bool, ahead: bool) -> torch.Tensor:
+        """[rows, hidden] → the same. `streamed`, `ahead`: see `FusedDecoder`."""
+        gate_up = self.gate_up(x, scales, streamed=streamed)
+        acted, acted_scales = _input_memory(gate_up, self.down.inputs, self.down.in_fp8)
+        silu_mul(gate_up, acted, scales=acted_scales, ahead=ahead)
+        return self.down(acted, acted_scales, streamed=streamed)
+
+
 @dataclass(frozen=True)
 class FusedLayer:
     """One layer's weights, and where its KV lies."""
@@ -60,8 +78,7 @@ class FusedLayer:
     scores: Scores
     output: ExactLinear
     mlp_norm: RmsNorm
-    gate_up: ExactLinear
-    down: ExactLinear
+    mlp: FusedFeedForward | FusedExperts
 
 
 @dataclass(frozen=True)
@@ -94,14 +111,23 @@ def unsupported(decoder: Decoder, device: torch.device) -> str | None:
 
 def _unsupported_layer(layer: DecoderLayer, e4m3: bool) -> str | None:
     attention, mlp = layer.attention, layer.mlp
-    if not isinstance(attention, SelfAttention) or not isinstance(mlp, FeedForward):
+    if not isinstance(attention, SelfAttention) or not isinstance(mlp, FeedForward | MixtureOfExperts):
         return f"layers have {type(attention).__name__} and {type(mlp).__name__}"
-    if layer.out_norms is not None or layer.shared is not None or not layer.fused_sums:
+    # A mixture of experts adds nothing to h itself, with us neither.
+    if layer.out_norms is not None or layer.shared is not None or layer.fused_sums is isinstance(mlp, MixtureOfExperts):
         return "layers add up their parts otherwise"
     unknown = _options(attention.variant) - _OPTIONS
-    if unknown or mlp.activation is not silu_times:
-        return f"attention has the option {min(unknown)}" if unknown else "the activation is not SiLU"
-    products = (attention.qkv, attention.output, mlp.gate_up, mlp.down)
+    if unknown:
+        return f"attention has the option {min(unknown)}"
+    products = [attention.qkv, attention.output]
+    if isinstance(mlp, MixtureOfExperts):
+        reason = unsupported_experts(mlp, lambda product: _unsupported_product(product, e4m3))
+        if reason is not None:
+            return reason
+    elif mlp.activation is not silu_times:
+        return "the activation is not SiLU"
+    else:
+        products += [mlp.gate_up, mlp.down]
     return next((reason for product in products if (reason := _unsupported_product(product, e4m3)) is not None), None)
 
 
@@ -136,7 +162,6 @@ class FusedDecoder:
         for layer in decoder.layers:
             attention, mlp = layer.attention, layer.mlp
             assert isinstance(attention, SelfAttention)
-            assert isinstance(mlp, FeedForward)
             if attention.rotary not in tables:
                 cosines, sines = attention.rotary.exact_tables()
                 tables[attention.rotary] = cosines.to(self.device), sines.to(self.device)
@@ -147,17 +172,23 @@ class FusedDecoder:
                 FusedLayer(
                     layer.attention_norm, ExactLinear(attention.qkv), attention.norms, *tables[attention.rotary],
                     slot.group, PagedKv(memory.data, slot.layer), scores, ExactLinear(attention.output),
-                    layer.mlp_norm, ExactLinear(mlp.gate_up), ExactLinear(mlp.down),
+                    layer.mlp_norm, FusedExperts(mlp) if isinstance(mlp, MixtureOfExperts) else FusedFeedForward(mlp),
                 )
             )  # fmt: skip
 
     def linears(self) -> Iterator[ExactLinear]:
-        """The linear layers but the head."""
+        """The linear layers but the head, and those of experts."""
         for layer in self.layers:
-            yield from (layer.qkv, layer.output, layer.gate_up, layer.down)
+            yield from (layer.qkv, layer.output)
+            if isinstance(layer.mlp, FusedFeedForward):
+                yield from (layer.mlp.gate_up, layer.mlp.down)
+
+    def mixtures(self) -> Iterator[FusedExperts]:
+        """The mixtures of experts."""
+        yield from (layer.mlp for layer in self.layers if isinstance(layer.mlp, FusedExperts))
 
     def streams(self, count: int) -> bool:
-        """Whether all products of so many rows may be streamed, that of the head apart."""
+        """Whether all products of so many rows may be streamed, those of the head and of experts apart."""
         return all(product.streamed_rows >= count for product in self.linears())
 
     def __call__(self, rows: Rows, attend: Attend, *, streamed: bool = False) -> torch.Tensor:
@@ -167,7 +198,7 @@ class FusedDecoder:
         """
         h = self.embedding.index_select(0, rows.tokens)
         count, ahead = len(h), streamed
-        plus: torch.Tensor | None = None
+        plus: torch.Tensor | Mixed | None = None
         for layer in self.layers:
             normal = _normalized(h, layer.attention_norm, plus, layer.qkv.in_fp8, ahead)
             qkv = layer.qkv(*normal, streamed=streamed)
@@ -181,11 +212,12 @@ class FusedDecoder:
             mixed = torch.empty_like(query)
             attend(layer, query, mixed)
             plus = layer.output(*_as_input(mixed.view(count, -1), layer.output.in_fp8, ahead), streamed=streamed)
-            normal = _normalized(h, layer.mlp_norm, plus, layer.gate_up.in_fp8, ahead)
-            gate_up = layer.gate_up(*normal, streamed=streamed)
-            acted, scales = _input_memory(h, layer.down.inputs, layer.down.in_fp8)
-            silu_mul(gate_up, acted, scales=scales, ahead=ahead)
-            plus = layer.down(acted, scales, streamed=streamed)
+            mlp = layer.mlp
+            if isinstance(mlp, FusedExperts):
+                plus = mlp(_normalized(h, layer.mlp_norm, plus, False, False)[0], rows.positions)
+            else:
+                normal = _normalized(h, layer.mlp_norm, plus, mlp.in_fp8, ahead)
+                plus = mlp(*normal, streamed=streamed, ahead=ahead)
         return _normalized(h, self.norm, plus, False, ahead and self.head.streamed_rows >= count)[0]
 
 
@@ -201,8 +233,11 @@ def _input_memory(like: torch.Tensor, size: int, in_fp8: bool) -> Input:
     return values, torch.empty(rows, dtype=torch.float32, device=device)
 
 
-def _normalized(h: torch.Tensor, norm: RmsNorm, plus: torch.Tensor | None, in_fp8: bool, ahead: bool) -> Input:
+def _normalized(h: torch.Tensor, norm: RmsNorm, plus: torch.Tensor | Mixed | None, in_fp8: bool, ahead: bool) -> Input:
     out, scales = _input_memory(h, h.shape[1], in_fp8)
+    if isinstance(plus, Mixed):
+        combine_and_norm(h, plus.results, plus.routes, norm.weight, norm.eps, out, scales=scales, ahead=ahead)
+        return out, scales
     rms_norm(h, norm.weight, norm.eps, out, plus=plus, scales=scales, ahead=ahead)
     return out, scales
 

@@ -63,9 +63,13 @@ class Probe:
         runner.steps.run(slots, positions, np.arange(count, dtype=np.int32), sources)
         return runner.steps.logits[:count]
 
+    def apart(self, rows: int) -> Ints:
+        """Positions of so many rows, near the end of the sequence: with tokens, and so experts, of their own."""
+        return (self.length - 1 - np.arange(rows) % self.length).astype(np.int32)
+
     def time_decode(self, rows: int, rounds: int) -> float:
         """µs of a decode step of so many rows, the least of some."""
-        positions = np.full(rows, self.length - 1, np.int32)
+        positions = self.apart(rows)
         self.decode(positions)
         slots = np.arange(rows, dtype=np.int32)
         return self._least(lambda: self.runner.steps.run(slots, positions, slots), rounds)

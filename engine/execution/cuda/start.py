@@ -11,6 +11,7 @@ import structlog
 import torch
 
 from engine.execution.cuda.draws import RowMasks, StepRows, compose, drawing_of
+from engine.execution.cuda.experts import Ways, use_ways
 from engine.execution.cuda.linears import use_library, use_stream
 from engine.execution.cuda.model import unsupported
 from engine.execution.cuda.probe import Probe
@@ -81,11 +82,13 @@ def ensure_exact(runner: CudaRunner) -> bool:
     began = time.perf_counter()
     fused, sizes = runner.fused, runner.sizes
     counts: dict[str, int] = {}
+    ways: dict[str, str] = {}
     streamed = False
     if runner.device.type == "cuda":
         found = use_library(fused.linears(), max(sizes.budget, sizes.running))
         found |= use_library([fused.head], sizes.running)
         streamed = use_stream([*fused.linears(), fused.head])
+        ways = use_ways(fused.mixtures())
         counts = {f"{outputs}x{inputs}": len(at) for (outputs, inputs, _), at in found.items()}
     tried_s = time.perf_counter() - began
     runner.steps.capture()
@@ -95,12 +98,16 @@ def ensure_exact(runner: CudaRunner) -> bool:
         logger.error("products depend on the batch in the model: all are computed by one kernel")
         for product in (*fused.linears(), fused.head):
             product.library, product.streamed_rows = frozenset(), 0
+        for mixture in fused.mixtures():
+            for grouped in mixture.products():
+                grouped.ways = Ways()
         runner.steps.forget()
         runner.steps.capture()
         held = rows_keep_their_bits(runner)
     told = {
         "library_counts": counts,
         "streamed": streamed,
+        **({"experts": ways} if ways else {}),
         "tried_s": round(tried_s, 2),
         "captured_s": round(captured_s, 2),
         "s": round(time.perf_counter() - began, 2),

@@ -41,10 +41,33 @@ def test_experts_are_slices_of_one_tensor(name: str, quantize: str, family_folde
             assert torch.equal(mixture.experts[0](x), before)
 
 
+@pytest.mark.parametrize("name", only_fast("mixtral", of=["mixtral", "qwen3 moe"]))
+def test_codes_of_8_bits_are_slices_of_one_tensor(name: str, family_folders: Families):
+    """With the bits that they had: the codes are moved, and nothing is left where they were."""
+    options: dict[str, Any] = {"dtype": torch.bfloat16, "quantize": "fp8"}
+    decoded = mixtures(family_folders, name, **options)
+    for mixture, other in zip(mixtures(family_folders, name, **options, weights="packed"), decoded, strict=True):
+        assert mixture.stacked is not None
+        x = torch.randn(8, mixture.gate.inputs, generator=torch.Generator().manual_seed(1)).bfloat16()
+        for place, (expert, plain) in enumerate(zip(mixture.experts, other.experts, strict=True)):
+            for product, stack in (
+                (expert.gate_up, mixture.stacked.gate_up),  # type: ignore[attr-defined]
+                (expert.down, mixture.stacked.down),  # type: ignore[attr-defined]
+            ):
+                assert product.pieces[0].codes.data_ptr() == stack[place].data_ptr()
+            with torch.inference_mode():
+                torch.testing.assert_close(expert(x), plain(x), rtol=0.02, atol=1e-3)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen3 moe", "gpt-oss"])
 @pytest.mark.parametrize(
-    "options", [{}, {"dtype": torch.bfloat16, "quantize": "fp8", "weights": "packed"}], ids=["fp32", "packed"]
+    ("name", "options"),
+    [
+        ("qwen3 moe", {}),
+        ("gpt-oss", {}),
+        ("gpt-oss", {"dtype": torch.bfloat16, "quantize": "fp8", "weights": "packed"}),
+    ],
+    ids=["fp32", "fp32 by blocks", "packed"],
 )
 def test_experts_that_are_arranged_or_packed_are_not_stacked(
     name: str, options: dict[str, Any], family_folders: Families

@@ -21,7 +21,7 @@ from engine.execution.cuda.start import cuda_runner
 from engine.execution.model_runner import Sizes
 from engine.layers.decoder_layer import DecoderLayer
 from engine.layers.loader import Loader
-from engine.layers.moe import MixtureOfExperts
+from engine.layers.moe import MixtureOfExperts, Router, TopExperts
 from engine.layers.self_attention import AttentionVariant
 from engine.models.decoder import Decoder
 from engine.models.llama import llama_layer
@@ -112,10 +112,13 @@ def with_norms_behind(load: Loader, index: int, variant: AttentionVariant) -> De
     return layer
 
 
-def with_an_expert(load: Loader, index: int, variant: AttentionVariant) -> DecoderLayer:
-    layer = llama_layer(load, index, variant)
-    layer.mlp, layer.fused_sums = MixtureOfExperts(layer.attention.output, lambda x: (x, x), [layer.mlp]), False
-    return layer
+def with_experts(router: Router) -> Callable[[Loader, int, AttentionVariant], DecoderLayer]:
+    def build(load: Loader, index: int, variant: AttentionVariant) -> DecoderLayer:
+        layer = llama_layer(load, index, variant)
+        layer.mlp, layer.fused_sums = MixtureOfExperts(layer.attention.output, router, [layer.mlp]), False
+        return layer
+
+    return build
 
 
 def with_sums_apart(load: Loader, index: int, variant: AttentionVariant) -> DecoderLayer:
@@ -132,7 +135,8 @@ def with_sums_apart(load: Loader, index: int, variant: AttentionVariant) -> Deco
         (llama_layer, ChunkedAttention(chunk=8), "attention has the option chunk"),
         (with_norms_behind, AttentionVariant(), "layers add up their parts otherwise"),
         (with_sums_apart, AttentionVariant(), "layers add up their parts otherwise"),
-        (with_an_expert, AttentionVariant(), "layers have SelfAttention and MixtureOfExperts"),
+        (with_experts(lambda x: (x, x)), AttentionVariant(), "experts are chosen by groups or by a bias"),
+        (with_experts(TopExperts(1, normalize=True)), AttentionVariant(), None),
     ],
 )
 def test_what_the_kernels_would_pass_over_is_left_to_stock_operations(
