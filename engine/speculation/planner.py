@@ -128,9 +128,17 @@ class DraftPlanner:
         """Nobody was asked for drafts in a step, since they would have taken too long."""
         self._in_vain += 1
 
-    def plan(self, load: StepLoad, candidates: Sequence[Candidate], room: int, drafting_us: float) -> dict[int, int]:
+    def plan(
+        self,
+        load: StepLoad,
+        candidates: Sequence[Candidate],
+        room: int,
+        drafting_us: float,
+        *,
+        queued: bool = False,
+    ) -> dict[int, int]:
         """By arrival, how many of its drafts each candidate gets: `room` together at most. `drafting_us`: what asking
-        for them took, beside the step."""
+        for them took, beside the step. `queued`: the step is queued, so that drafts are for the one behind it."""
         rows: list[tuple[int, float, int]] = []
         for candidate in candidates:
             survives = 1.0
@@ -139,7 +147,8 @@ class DraftPlanner:
                 rows.append((LANES.index(candidate.lane), -survives, candidate.arrival))
         rows.sort()
         if self._probes(load) and self.costs is not None:
-            return self._probe([row for row in rows if -row[1] >= _PROBE_CHANCE][: min(room, _PROBE_ROWS)])
+            probed = [row for row in rows if -row[1] >= _PROBE_CHANCE][: min(room, _PROBE_ROWS)]
+            return _counted(probed) if queued else self._probe(probed)
         batch = LANES.index("batch")
         urgent = [row for row in rows if row[0] < batch][:room]
         count = self._best_count(load, urgent, drafting_us)
@@ -151,7 +160,8 @@ class DraftPlanner:
         if not self._agreed(wanted=bool(taken)):
             self._in_vain += 1
             return {}
-        self._in_vain = 0
+        if not queued:
+            self._in_vain = 0
         return _counted(taken)
 
     def _probe(self, rows: Sequence[tuple[int, float, int]]) -> dict[int, int]:
@@ -183,7 +193,9 @@ class DraftPlanner:
 
     def _took(self, load: StepLoad, drafts: int, drafting_us: float) -> float:
         assert self.costs is not None
-        return self.costs.step_us(load.rows + drafts, load.kv) + load.beside + (drafting_us if drafts else 0.0)
+        if not drafts:
+            return self.costs.step_us(load.rows, load.kv) + load.beside
+        return self.costs.verify_us(load.rows + drafts, load.kv) + load.beside + drafting_us
 
     def _agreed(self, *, wanted: bool) -> bool:
         """Whether drafts are verified now; it changes after some steps that agree."""

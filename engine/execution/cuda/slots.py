@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from engine.execution.cuda.draws import Drawing, Draws, compose, drawing_of, is_guided
 from engine.execution.cuda.seen_tokens import SeenTokens
@@ -26,8 +27,13 @@ _ANSWERS = 8
 """Groups of rows that are drawn at a time in a step, and a few of the steps before."""
 
 
+def spare_blocks(running: int) -> int:
+    """How many blocks to have beside the scheduler's."""
+    return max(1, running // 8)
+
+
 class DraftsUnsupported(Exception):
-    """A decode has more than one row, which the captured graphs do not compute for a request."""
+    """A decode has more rows than a request may have."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,8 @@ class Chunk:
 
 
 class Slots:
-    """`count` slots of tables with up to `blocks` blocks in each of the layer groups, and `tokens` of short chunks.
+    """`count` slots of tables with up to `blocks` blocks in each of the layer groups, and `tokens` of short chunks or
+    of rows with drafts, `drafts` of a request.
 
     After `bind`: `works` are the requests of the step, `rows` their slots, and `order` the rows sorted so that those
     which begin with the same blocks are neighbours. `token_at` by slot: the position of the latest token on the device.
@@ -48,10 +55,18 @@ class Slots:
     """
 
     def __init__(
-        self, count: int, blocks: int, groups: int, vocabulary: int, upload: Uploads, *, tokens: int = 0
+        self,
+        count: int,
+        blocks: int,
+        groups: int,
+        vocabulary: int,
+        upload: Uploads,
+        *,
+        tokens: int = 0,
+        drafts: int = 0,
     ) -> None:
         self.upload, device = upload, upload.device
-        self.count = count
+        self.count, self.drafts = count, drafts
         tables = (count + MOST_CHUNKS, blocks)
         self.block_tables = [torch.zeros(tables, dtype=torch.int32, device=device) for _ in range(groups)]
         self.latest = torch.zeros(count + tokens, dtype=torch.int32, device=device)
@@ -133,6 +148,16 @@ class Slots:
             )
         return self._draws[asked]
 
+    def plain_draws(self, slots: Ints, left_out: NDArray[np.bool_]) -> Draws | None:
+        """How the rows with these slots get their tokens from logits as they are, but those that are left out."""
+        return compose(self._parameters[slots], (), (), slots[:0], self.upload, left_out=left_out)
+
+    def place_tokens(self, tokens: Sequence[int]) -> Ints:
+        """Write the tokens of a step's rows behind the slots, in the place of the last ones; returns where they are."""
+        sources = self.count + np.arange(len(tokens), dtype=np.int32)
+        self.tell(sources, tokens)
+        return sources
+
     def place(self, chunks: Sequence[Chunk]) -> tuple[Ints, Ints]:
         """Write what short chunks need behind the slots, in the place of the last ones.
 
@@ -142,9 +167,7 @@ class Slots:
         tables = self.count + np.arange(len(chunks), dtype=np.int32)
         places = [np.arange(blocks, dtype=np.int32) for blocks in wide]
         self.put(np.repeat(tables, wide), np.concatenate(places), np.concatenate([chunk.table.T for chunk in chunks]))
-        tokens = np.concatenate([chunk.tokens for chunk in chunks])
-        sources = self.count + np.arange(len(tokens), dtype=np.int32)
-        self.tell(sources, tokens.tolist())
+        sources = self.place_tokens(np.concatenate([chunk.tokens for chunk in chunks]).tolist())
         return np.repeat(tables, [len(chunk.tokens) for chunk in chunks]), sources
 
     def _assign(self, works: Sequence[Decode]) -> None:
@@ -169,8 +192,10 @@ class Slots:
         slots, places, blocks, new_tables = [], [], [], []
         for work, slot in changed:
             request = work.request
-            if work.drafts:  # whoever sets some raises the revision
-                raise DraftsUnsupported(f"drafts: {len(work.drafts)} of request {request.id}, 0 can be verified here")
+            if len(work.drafts) > self.drafts:  # whoever sets some raises the revision
+                raise DraftsUnsupported(
+                    f"drafts: {len(work.drafts)} of request {request.id}, {self.drafts} can be verified here"
+                )
             table = np.array(request.table, np.int32)
             # Not only its end: a block that was there already takes the place of the same one that it filled itself.
             new = (table != self._tables[slot, : len(table)]).any(1).nonzero()[0].astype(np.int32)
