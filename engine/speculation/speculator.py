@@ -108,7 +108,6 @@ class Speculator:
             off = "setting"
         self.off = off
         logger.info("speculation", drafters=[drafter.name for drafter in drafters], off=off and OFF[off])
-        self.drafters = drafters
         self.totals = SpeculationTotals()
         self.planner = DraftPlanner(speculation.costs, MOST_DRAFTS)
         self._batch = batch
@@ -119,7 +118,7 @@ class Speculator:
         """By arrival of the requests that drafters know, and by drafter."""
         self._drafted: dict[int, _Drafted] = {}
         """By arrival, of the step that runs."""
-        self._asking = {drafter.name: AskingTime() for drafter in drafters}
+        self._asking: dict[str, AskingTime] = {}
         """By drafter; those that compute say what they will take."""
         self._guess_time = GuessTime(STEP_S / 2)  # the other half is the drafter's that asks grammars
         """To find out which drafts a grammar allows."""
@@ -136,6 +135,12 @@ class Speculator:
         self._began = 0.0
         self._weighed_us = 0.0
         """Of the time that drafts took, what was weighed before they were asked for."""
+        self.ask(drafters)
+
+    def ask(self, drafters: Sequence[Drafter]) -> None:
+        """Ask these drafters from now on and no others. To be called while there are no requests."""
+        self.drafters = drafters
+        self._asking = {drafter.name: AskingTime() for drafter in drafters}
 
     # ------------------------------------------------------------ before a step
 

@@ -107,6 +107,10 @@ class VerifyCosts:
         self._off[at] *= share
         self._scale *= share
 
+    def shown_unqueued(self) -> Mapping[int, float]:
+        """Rows as padded -> µs that steps with drafts were seen to take beside the table's."""
+        return {self.rows[at]: beside for at, (_, beside) in sorted(self._unqueued.items())}
+
     def shown(self) -> Mapping[int, Sequence[tuple[int, float]]]:
         """KV -> (rows, µs), as they are now."""
         return {kv: [(rows, self._at(at, rows)) for rows in self.rows] for at, kv in enumerate(self.kv)}
