@@ -13,6 +13,7 @@ import pytest
 
 from engine.core.engine import Engine
 from engine.execution.cuda.runner import CudaRunner
+from engine.options import DRAFT_MODEL
 from engine.speculation.drafter import Drafter
 from engine.startup.assembly import assemble
 from engine.startup.options import ReplicaOptions
@@ -26,6 +27,7 @@ from tests.engine.speculation.lying_drafter import LyingDrafter
 pytestmark = pytest.mark.gpu
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "stdlib-qa"
+DEMO_DRAFT = DEMO_MODEL.with_name("stdlib-qa-draft")
 END = 4095
 SCOPES = {"project": Scope("project", b"root" * 8, b"key".ljust(32), retention=3600.0)}
 REQUESTS = 200
@@ -92,12 +94,13 @@ def mixed_requests() -> list[Generate]:
     return requests
 
 
-def engine_of(folder: Path, precision: str, speculation: Sequence[str]) -> Engine:
-    options = ReplicaOptions(
+def engine_of(folder: Path, precision: str, speculation: Sequence[str], **options: Any) -> Engine:
+    given = ReplicaOptions(
         DEMO_MODEL, "unix:unused", folder, "gpu", b"", device="cuda", dtype="bfloat16", kv_memory=1 << 28,
         max_running=48, context=2_048, swap_share=0.0, speculation=speculation, **PRECISIONS[precision],
+        **options,
     )  # fmt: skip
-    assembled = assemble(options)
+    assembled = assemble(given)
     assembled.engine.input_processor.grammars = assembled.grammars
     assert isinstance(assembled.engine.executor.runner, CudaRunner)
     return assembled.engine
@@ -159,6 +162,17 @@ def test_two_hundred_mixed_requests_get_the_bits_of_plain_decoding(
     assert found.keys() == expected.keys()
     assert totals.accepted > 0
     assert engine.pool.referenced_blocks == 0
+
+
+def test_a_draft_model_drafts_for_the_fused_kernels(tmp_path: Path) -> None:
+    requests = [request for request in mixed_requests() if request.choices == 1][:24]
+    expected = outputs_of(engine_of(tmp_path / "plain", "bf16", ()), requests)
+    engine = engine_of(tmp_path / "drafts", "bf16", (DRAFT_MODEL,), draft_model=DEMO_DRAFT)
+    engine.speculator.planner.costs = None
+    assert outputs_of(engine, requests) == expected
+    totals = engine.speculator.totals
+    print(f"draft model: {totals.drafted} drafted, {totals.accepted} accepted")
+    assert totals.accepted > 0
 
 
 def test_speculation_is_off_where_rows_of_one_request_depend_on_each_other(
