@@ -83,7 +83,7 @@ def mixed_requests() -> list[Generate]:
         how = {"temperature": 0.0, **MODES[number % len(MODES)]}
         fields = {name: how.pop(name) for name in ("grammar", "reasoning", "choices") if name in how}
         output = dice.choice((1, 12, 30, 70))
-        output = max(output, 40) if "grammar" in fields else output
+        output = max(output, 40) if "grammar" in fields or "min_tokens" in how else output
         sampling = Sampling(output, **{"stop_tokens": (END,), **how, "seed": number})
         requests.append(
             Generate(
