@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from engine.speculation.verify_costs import VerifyCosts, expected_tokens
 from protocol.requests import LANES, Lane
@@ -177,15 +178,14 @@ class DraftPlanner:
         """How many of these rows, from the first on, bring the most tokens a second."""
         if self.costs is None:
             return len(rows)
-        tokens = float(load.requests)
-        best, best_rate = 0, tokens / self._took(load, 0, 0.0) * _LEAST_GAIN
-        for count, (_, survives, _) in enumerate(rows, 1):
-            tokens -= survives
+        tokens = list(accumulate((-survives for _, survives, _ in rows), initial=float(load.requests)))
+        best, best_rate = 0, tokens[0] / self._took(load, 0, 0.0) * _LEAST_GAIN
+        for count in self.costs.sizes(load.rows, len(rows)):
             took = self._took(load, count, drafting_us)
             if took > load.target:
                 break
-            if tokens / took > best_rate:
-                best, best_rate = count, tokens / took
+            if tokens[count] / took > best_rate:
+                best, best_rate = count, tokens[count] / took
         return best
 
     def _is_free(self, load: StepLoad, drafts: int) -> bool:

@@ -41,8 +41,10 @@ class VerifyCosts:
         self._off = [1.0] * len(self.rows)
         """By rows, how many times as long as that these take."""
         self._seen = [0] * len(self.rows)
-        self._unqueued: dict[int, tuple[int, float]] = {}
-        """By rows as padded, how many steps with drafts were seen, and µs that they took beside the table's."""
+        self._unqueued_seen = [0] * len(self.rows)
+        self._unqueued = [_FIRST_UNQUEUED_US if in_graphs else 0.0] * len(self.rows)
+        """By rows, how many steps with drafts were seen, and µs that such steps take beside the table's; where none was
+        seen, those of the next rows that were."""
 
     def step_us(self, rows: int, kv: float) -> float:
         """µs of a step of so many rows, whose requests have so many tokens of KV on average."""
@@ -73,31 +75,39 @@ class VerifyCosts:
         return self.step_us(rows, kv) + self.unqueued_us(rows)
 
     def unqueued_us(self, rows: int) -> float:
-        """µs that a step of so many rows takes longer than the table says since it verifies drafts: by those of as many
-        rows, or of the next number that was seen."""
+        """µs that a step of so many rows takes longer than the table says since it verifies drafts."""
+        return self._unqueued[self._index(rows)]
+
+    def sizes(self, rows: int, most: int) -> Sequence[int]:
+        """How many drafts beside so many rows, up to `most`, are worth comparing: one more never costs anything
+        between these."""
         if not self._in_graphs:
-            return 0.0
-        if not self._unqueued:
-            return _FIRST_UNQUEUED_US
-        wanted = bisect_left(self.rows, rows)
-        return self._unqueued[min(self._unqueued, key=lambda at: (abs(at - wanted), at))][1]
+            return range(1, most + 1)
+        return [size - rows for size in self.rows if rows < size < rows + most] + ([most] if most else [])
+
+    def _index(self, rows: int) -> int:
+        return min(bisect_left(self.rows, rows), len(self.rows) - 1)
 
     def observe_verified(self, rows: int, kv: float, took: float) -> None:
         """A step of decodes alone, some of them with drafts, took so many µs."""
         if not self._in_graphs:
             self.observe(rows, kv, took)
             return
-        before, at = self.unqueued_us(rows), min(bisect_left(self.rows, rows), len(self.rows) - 1)
-        seen = min(_STEPS, self._unqueued.get(at, (0, 0.0))[0] + 1)
-        figure = self.step_us(rows, kv)
+        at, figure = self._index(rows), self.step_us(rows, kv)
+        seen = self._unqueued_seen[at] = min(_STEPS, self._unqueued_seen[at] + 1)
+        before = self._unqueued[at]
         beside = min(took, _MOST_SEEN * (figure + before)) - figure
-        self._unqueued[at] = seen, max(0.0, before + (beside - before) / seen)
+        self._unqueued[at] = max(0.0, before + (beside - before) / seen)
+        known = [other for other, times in enumerate(self._unqueued_seen) if times]
+        for other, times in enumerate(self._unqueued_seen):
+            if not times:
+                self._unqueued[other] = self._unqueued[min(known, key=lambda near: (abs(near - other), near))]
 
     def observe(self, rows: int, kv: float, took: float) -> None:
         """A step of decodes alone, none of them with drafts, took so many µs."""
         seen = min(_MOST_SEEN, max(_LEAST_SEEN, took / self.step_us(rows, kv)))
         # Between two that were measured it is the larger: fewer rows are seen in plain steps.
-        at = min(bisect_left(self.rows, rows), len(self.rows) - 1)
+        at = self._index(rows)
         self._seen[at] = min(_STEPS, self._seen[at] + 1)
         if self._seen[at] < _STEPS:  # what was measured at start is replaced by what is seen
             self._off[at] *= seen ** (1 / self._seen[at])
@@ -109,7 +119,7 @@ class VerifyCosts:
 
     def shown_unqueued(self) -> Mapping[int, float]:
         """Rows as padded -> µs that steps with drafts were seen to take beside the table's."""
-        return {self.rows[at]: beside for at, (_, beside) in sorted(self._unqueued.items())}
+        return {self.rows[at]: beside for at, beside in enumerate(self._unqueued) if self._unqueued_seen[at]}
 
     def shown(self) -> Mapping[int, Sequence[tuple[int, float]]]:
         """KV -> (rows, µs), as they are now."""
