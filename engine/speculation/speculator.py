@@ -123,8 +123,7 @@ class Speculator:
         self._guess_time = GuessTime(STEP_S / 2)  # the other half is the drafter's that asks grammars
         """To find out which drafts a grammar allows."""
         self._load = StepLoad(0, 0, 0.0)
-        self._pipeline = batch.pipeline
-        self._queued = False
+        self._pipeline, self._queued = batch.pipeline, False
         """Whether the step that runs was queued before its drafts could be thought of."""
         self._guessed: dict[int, _Drafted] = {}
         """By arrival, what was proposed for such a step: whether its first token was right says something."""
@@ -199,6 +198,10 @@ class Speculator:
             ]
             queries = self._worth_asking(drafter, wanted)
             if not queries:
+                continue
+            if self._queued and drafter.computes:
+                # It would compute behind what is queued: it is asked for the step behind that.
+                self._pipeline.held = True
                 continue
             nothing: Sequence[Proposal | None] = ()
             began = time.perf_counter()
@@ -291,7 +294,7 @@ class Speculator:
         counts = self.planner.plan(self._load, candidates, max(0, room), took, queued=self._queued)
         if self._queued:
             # It comes without drafts, and behind it they can be verified, if it proves them right so far.
-            self._guessed, self._pipeline.held = proposals, bool(counts)
+            self._guessed, self._pipeline.held = proposals, self._pipeline.held or bool(counts)
             return
         for arrival in self._guess_time.turns(counts):
             request = requests[arrival]
