@@ -1,8 +1,8 @@
 """Speed with drafts on a GPU: `python -m benchmarks.gpu.speculation --shape llama-3.1-8b --json OUT`.
 
 A published shape with random weights. Runs with drafts and without alternate on one engine, and their tokens are
-compared; told are the medians of plain time over time with drafts, from the moment on at which all requests have their
-first token: of decode steps alone.
+compared; told are the medians of plain time over time with drafts for as many tokens, from the moment at which all
+requests have their first token until one has its last: of decode steps alone, all of which have all requests.
 
 - `oracle 0.6`, `oracle 0.8`: a drafter that knows the output, of whose tokens so many are right.
 - `repeats`: one token for ever, which `ngram` finds.
@@ -53,8 +53,8 @@ class Oracle(Drafter):
         self._told = {number: self._corrupted(number, output, vocabulary) for number, output in outputs.items()}
 
     def _corrupted(self, number: str, output: Sequence[int], vocabulary: int) -> Sequence[int]:
-        chance = random.Random(number)
-        return [token if chance.random() < self._share else (token + 1) % vocabulary for token in output]
+        wrong = set(random.Random(number).sample(range(len(output)), round((1 - self._share) * len(output))))
+        return [(token + 1) % vocabulary if at in wrong else token for at, token in enumerate(output)]
 
     def propose(self, queries: Sequence[Query]) -> Sequence[Proposal | None]:
         proposals: list[Proposal | None] = []
@@ -73,8 +73,8 @@ class Bench:
         self.engine = engine
         self._sent = 0
 
-    def run(self, requests: Sequence[Generate], mode: Mode) -> tuple[float, dict[str, list[int]]]:
-        """Seconds a token of each request behind its first one, and what was put out by the number of the request."""
+    def run(self, requests: Sequence[Generate], mode: Mode) -> tuple[float, float, dict[str, list[int]]]:
+        """Seconds a token of each request, seconds a step, and what was put out by the number of the request."""
         self._sent += 1
         outputs: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
@@ -82,7 +82,9 @@ class Bench:
             outputs[str(number)] = []
             self.engine.add(Generate(**{**fields, "id": f"{self._sent}/{number}", "speculation": mode}), SCOPES)
         began, begun, left = 0.0, 0, len(requests)
+        took = tokens = steps = 0.0
         while left:
+            steps += bool(began)
             for event in self.engine.step().events:
                 if isinstance(event, Tokens):
                     outputs[event.id.partition("/")[2]] += event.tokens
@@ -92,8 +94,10 @@ class Bench:
                     left -= 1
             if not began and all(outputs.values()):
                 began, begun = time.perf_counter(), sum(map(len, outputs.values()))
-        took = time.perf_counter() - began
-        return took / (sum(map(len, outputs.values())) - begun) * len(requests), outputs
+            if not took and left < len(requests):
+                took, tokens = time.perf_counter() - began, sum(map(len, outputs.values())) - begun
+                a_step = took / steps
+        return took / tokens * len(requests), a_step, outputs
 
 
 def in_pairs(bench: Bench, requests: Sequence[Generate], pairs: int) -> dict[str, Any]:
@@ -102,15 +106,14 @@ def in_pairs(bench: Bench, requests: Sequence[Generate], pairs: int) -> dict[str
     totals = bench.engine.speculator.totals
     before = totals.drafted, totals.accepted
     times: dict[Mode, list[float]] = {"auto": [], "off": []}
-    steps = 0
+    steps: dict[Mode, list[float]] = {"auto": [], "off": []}
     for pair in range(pairs):
         outputs = {}
         order: tuple[Mode, Mode] = ("auto", "off") if pair % 2 else ("off", "auto")
         for mode in order:
-            earlier = bench.engine.steps
-            took, outputs[mode] = bench.run(requests, mode)
+            took, a_step, outputs[mode] = bench.run(requests, mode)
             times[mode].append(took)
-            steps += (bench.engine.steps - earlier) * (mode == "auto")
+            steps[mode].append(a_step)
         if outputs["auto"] != outputs["off"]:
             raise SystemExit("the outputs with drafts are not those of plain decoding")
     ratios = [plain / drafted for plain, drafted in zip(times["off"], times["auto"], strict=True)]
@@ -118,9 +121,10 @@ def in_pairs(bench: Bench, requests: Sequence[Generate], pairs: int) -> dict[str
         "ratio": round(statistics.median(ratios), 3),
         "ratios": [round(ratio, 3) for ratio in ratios],
         "ms_a_token": {mode: round(statistics.median(took) * 1e3, 3) for mode, took in times.items()},
+        "ms_a_step": {mode: round(statistics.median(took) * 1e3, 3) for mode, took in steps.items()},
+        "tokens_a_step": round(statistics.median(steps["auto"]) / statistics.median(times["auto"]), 3),
         "drafted": totals.drafted - before[0],
         "accepted": totals.accepted - before[1],
-        "steps": steps,
     }
 
 
@@ -157,7 +161,7 @@ def measure(bench: Bench, args: argparse.Namespace, report: dict[str, Any]) -> N
         for batch in batches:
             requests = requests_of(batch, args.output, vocabulary)
             ask()
-            _, outputs = bench.run(requests, "off")
+            _, _, outputs = bench.run(requests, "off")
             for share in SHARES:
                 ask(Oracle(vocabulary, share, outputs))
                 keep(f"oracle {share}", batch, in_pairs(bench, requests, args.pairs))
@@ -180,7 +184,7 @@ def main() -> None:
     parser.add_argument("--cases", default="oracle,repeats,nothing", help="default: %(default)s")
     parser.add_argument("--batches", default="1,32,64", help="default: %(default)s")
     parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--output", type=int, default=128, help="tokens of each output")
+    parser.add_argument("--output", type=int, default=256, help="tokens of each output")
     parser.add_argument("--running", type=int, default=0, help="requests in a step; 0 for what suits the device")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     args = parser.parse_args()
