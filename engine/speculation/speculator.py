@@ -127,11 +127,10 @@ class Speculator:
         """Whether the step that runs was queued before its drafts could be thought of."""
         self._guessed: dict[int, _Drafted] = {}
         """By arrival, what was proposed for such a step: whether its first token was right says something."""
-        self._recorded = 0.0
-        """When the last step had run."""
         self.step_us = 0.0
         """What drafting held up the step that runs."""
-        self._began = 0.0
+        self._began = self._recorded = 0.0
+        """When the step that runs began, and when the last one had run."""
         self._weighed_us = 0.0
         """Of the time that drafts took, what was weighed before they were asked for."""
         self.ask(drafters)
