@@ -7,10 +7,13 @@ batch lane get rows that cost nothing. No draft at all is a normal answer.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import inf
+from operator import mul
 
 from engine.speculation.verify_costs import VerifyCosts, expected_tokens
 from protocol.requests import LANES, Lane
@@ -142,19 +145,18 @@ class DraftPlanner:
         for them took, beside the step. `queued`: the step is queued, so that drafts are for the one behind it."""
         rows: list[tuple[int, float, int]] = []
         for candidate in candidates:
-            survives = 1.0
-            for chance in candidate.chances:
-                survives *= chance
-                rows.append((LANES.index(candidate.lane), -survives, candidate.arrival))
+            lane, arrival = LANES.index(candidate.lane), candidate.arrival
+            rows += [(lane, -survives, arrival) for survives in accumulate(candidate.chances, mul)]
         rows.sort()
         if self._probes(load) and self.costs is not None:
             probed = [row for row in rows if -row[1] >= _PROBE_CHANCE][: min(room, _PROBE_ROWS)]
             return _counted(probed) if queued else self._probe(probed)
         batch = LANES.index("batch")
-        urgent = [row for row in rows if row[0] < batch][:room]
+        first_of_batch = bisect_left(rows, (batch, -inf, 0))
+        urgent = rows[: min(first_of_batch, room)]
         count = self._best_count(load, urgent, drafting_us)
         taken = urgent[:count]
-        for row in [row for row in rows if row[0] == batch][: room - count]:
+        for row in rows[first_of_batch : first_of_batch + room - count]:
             if not self._is_free(load, len(taken)):
                 break
             taken.append(row)

@@ -19,6 +19,7 @@ from engine.kernels.sampler import WORDS
 from engine.kernels.uploads import Ints, Uploads
 from engine.scheduling.step_work import Decode
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
+from prompt_cache.kv.grouped_pool import Block
 
 NOWHERE = -1
 MOST_CHUNKS = 8
@@ -86,6 +87,8 @@ class Slots:
         """The last answers of `draws_of`."""
         self._tables = np.full((count, blocks, groups), NOWHERE, np.int32)
         """What was written to the tables on the device."""
+        self._written: dict[int, Sequence[Block]] = {}
+        """The same by slot, of slots whose requests have been bound: tables rarely change, drafts in every step."""
         self._free = list(range(count - 1, -1, -1))
         self._slots: dict[Decode, int] = {}
         self._revisions: list[int] = []
@@ -113,7 +116,7 @@ class Slots:
         self.token_at[:] = self._tables[:] = NOWHERE
         self.held[:] = 0
         self.seen.forget(slice(None))
-        self._drawings, self._draws = {}, {}
+        self._drawings, self._draws, self._written = {}, {}, {}
 
     def put(self, slots: Ints, places: Ints, blocks: Ints) -> None:
         """Write `blocks` [entries, layer groups] to these places of these slots' tables on the device."""
@@ -179,6 +182,7 @@ class Slots:
                 slot = slots[work] = self._free.pop()
                 self.token_at[slot], self.held[slot] = NOWHERE, 0
                 self._tables[slot] = NOWHERE
+                self._written.pop(slot, None)
                 drawing = self._drawings[slot] = drawing_of(work.request.sampling, work.request.row)
                 self._parameters[slot] = drawing.parameters
                 self.guided[slot] = is_guided(work.request)
@@ -196,18 +200,21 @@ class Slots:
                 raise DraftsUnsupported(
                     f"drafts: {len(work.drafts)} of request {request.id}, {self.drafts} can be verified here"
                 )
+            self.last_start[slot] = request.prompt + request.max_output - 2
+            if self._written.get(slot) == request.table:
+                continue
             table = np.array(request.table, np.int32)
             # Not only its end: a block that was there already takes the place of the same one that it filled itself.
             new = (table != self._tables[slot, : len(table)]).any(1).nonzero()[0].astype(np.int32)
-            self.last_start[slot] = request.prompt + request.max_output - 2
-            new_tables.append((slot, table))
+            new_tables.append((slot, table, list(request.table)))
             slots.append(np.full(len(new), slot, np.int32))
             places.append(new)
             blocks.append(table[new])
         if slots:
             self.put(np.concatenate(slots), np.concatenate(places), np.concatenate(blocks))
         # Only now: what was not written must not pass for it.
-        for slot, table in new_tables:
+        for slot, table, blocks_of in new_tables:
+            self._written[slot] = blocks_of
             self._tables[slot, : len(table)] = table
             self.held[slot] = len(table)
 
