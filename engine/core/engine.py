@@ -87,8 +87,7 @@ class Engine:
         adapters: Adapters | None = None,
     ) -> None:
         self.executor = executor
-        self.copies = executor.copies
-        self.costs = executor.costs
+        self.copies, self.costs = executor.copies, executor.costs
         self.pool = pool
         self.tiers = tiers
         self.limits = limits
@@ -128,6 +127,7 @@ class Engine:
         self._retentions: dict[str, float] = {}  # their seconds, as gateways that know their keys said last
         self._requests: dict[str, ParentRequest] = {}
         self._timeouts = TimeoutWatch(self._requests, limits.queue_timeouts)
+        self.scheduler.batch.pipeline = executor.pipeline
         self.speculator = Speculator(speculation, self.scheduler.batch, self.costs, limits.budget, executor.vocabulary)
         self.outputs = OutputProcessor(self._requests, self.scheduler, self.fairness, self.quarantine, self.speculator)
 

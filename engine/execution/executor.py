@@ -31,6 +31,7 @@ class StepExecutor:
         self.vocabulary = runner.model.config.vocabulary
         self.block_bytes = sum(memory.group.block_bytes for memory in runner.memories)
         self.most_drafts = runner.most_drafts
+        self.pipeline = runner.pipeline
         self.copies = self._make_copies()
         """The copies of steps, which may go on beside later steps; and the clearing of fresh blocks."""
 

@@ -31,7 +31,7 @@ from engine.layers.linear import Tiling
 from engine.models.decoder import Decoder
 from engine.sampling.grammar_allowance import StepAllowance
 from engine.sampling.sampler import logprobs_of
-from engine.scheduling.step_work import Decode, DeviceFailed, NotFinite, Step, Work, WorkOutcome
+from engine.scheduling.step_work import Decode, DeviceFailed, NotFinite, Step, StepPipeline, Work, WorkOutcome
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import ABSENT, Block
 from protocol.requests import TokenLogprob
@@ -43,12 +43,14 @@ _TIMED_COPIES = 8
 
 @dataclass(frozen=True)
 class Sizes:
-    """`running` requests at most, `budget` tokens a step, `context` tokens; `blocks` of each layer group."""
+    """`running` requests at most, `budget` tokens a step, `context` tokens; `blocks` of each layer group. `drafts`: how
+    many of a request a step is to verify, where that has to be known beforehand."""
 
     running: int
     budget: int
     context: int
     blocks: Sequence[int]
+    drafts: int = 0
 
 
 class ModelRunner:
@@ -79,6 +81,7 @@ class ModelRunner:
         self.checksums = tuple(BlockChecksums(memory, device) for memory in dram)
         self.device = device
         self.most_drafts = BLOCK_TOKENS if device.type == "cpu" else 0
+        self.pipeline = StepPipeline()
         self.tiling = tiling
         self.threads = Threads(torch.get_num_threads(), torch.get_num_threads())
         self.prefill_tile = PREFILL_TILE

@@ -8,8 +8,9 @@ chooses near its limit is what it would choose then.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
@@ -18,6 +19,9 @@ from engine.sampling.grammar_allowance import DraftAllowance, StepAllowance
 from engine.sampling.request_state import SamplingState
 from engine.sampling.sampler import sample
 from engine.scheduling.step_work import Work
+
+DrawRows: TypeAlias = Callable[[Sequence[int], Sequence[SamplingState], StepAllowance], list[int]]
+"""Draws the tokens of these rows, by their states and the grammar time that is left, as `sample` does."""
 
 
 @dataclass(slots=True)
@@ -37,6 +41,16 @@ class DrawnRun:
 
 def draw_runs(works: Sequence[Work], logits: torch.Tensor, allowance: StepAllowance) -> list[DrawnRun]:
     """The runs of works by the first rows of fp32 logits: a row for each work, and one more for each of its drafts."""
+    count = sum(1 + len(work.drafts) for work in works)
+
+    def draw(rows: Sequence[int], states: Sequence[SamplingState], allowance: StepAllowance) -> list[int]:
+        return sample(logits if len(rows) == count else logits[rows], states, allowance)
+
+    return draw_runs_by(works, draw, allowance)
+
+
+def draw_runs_by(works: Sequence[Work], draw: DrawRows, allowance: StepAllowance) -> list[DrawnRun]:
+    """The runs of works, by what draws the tokens of their rows."""
     runs: list[DrawnRun] = []
     states: list[SamplingState] = []
     rows: list[int] = []
@@ -49,7 +63,7 @@ def draw_runs(works: Sequence[Work], logits: torch.Tensor, allowance: StepAllowa
             states += (state.after(work.drafts[:count]) for count in range(1 + ahead))
             rows += range(end, end + 1 + ahead)
         end += 1 + len(work.drafts)
-    drawn = iter(sample(logits if len(rows) == end else logits[rows], states, allowance))
+    drawn = iter(draw(rows, states, allowance))
     pending: list[_GuidedRun] = []
     for run in runs:
         state, drafts = run.work.request.row, run.work.drafts
@@ -64,7 +78,7 @@ def draw_runs(works: Sequence[Work], logits: torch.Tensor, allowance: StepAllowa
     rest = DraftAllowance()
     while pending := [guided for guided in pending if guided.advance()]:
         at = [guided.run.rows.stop for guided in pending]
-        for guided, token in zip(pending, sample(logits[at], [guided.state for guided in pending], rest), strict=True):
+        for guided, token in zip(pending, draw(at, [guided.state for guided in pending], rest), strict=True):
             guided.take(token)
     return runs
 

@@ -157,11 +157,23 @@ def logprob_values(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """
     values = logits.double()
     highest = values.amax(-1, keepdim=True)
-    # cumsum adds a row from left to right; sum would split a single long row among threads.
-    total = highest + (values - highest).exp_().cumsum(-1)[:, -1:].log()
+    total = highest + _row_sums((values - highest).exp_()).log()
     chosen = values.gather(-1, tokens.long()[:, None]) - total
     best = logits.topk(min(MOST_LOGPROBS, logits.shape[-1]), -1)
     return torch.cat([_rounded(chosen), best.indices.double(), _rounded(best.values.double() - total)], -1)
+
+
+def _row_sums(weights: torch.Tensor) -> torch.Tensor:
+    """[rows, 1] the sums of rows of float64, each with the same bits whatever rows are beside it."""
+    if weights.device.type == "cpu":
+        # cumsum adds a row from left to right; sum would split a single long row among threads.
+        return weights.cumsum(-1)[:, -1:]
+    # On a GPU both cut a row into parts by the number of rows. Halves are added element by element.
+    while (width := weights.shape[-1]) > 1:
+        half = width // 2
+        sums = weights[:, :half] + weights[:, width - half :]
+        weights = sums if width % 2 == 0 else torch.cat([sums, weights[:, half : half + 1]], -1)
+    return weights
 
 
 def told_logprobs(values: torch.Tensor, counts: Sequence[int]) -> list[TokenLogprob]:

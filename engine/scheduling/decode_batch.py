@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
 from engine.scheduling.request import Request
-from engine.scheduling.step_work import Decode, Work
+from engine.scheduling.step_work import Decode, StepPipeline, Work
 from engine.scheduling.token_sequence import LatestTokens
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from protocol.requests import LANES, Lane
@@ -23,12 +23,13 @@ class DecodeBatch:
     """Requests whose next token has room in their blocks, `most` of them; `lanes`: how many each lane has.
 
     `drafted`: how many drafts the next step verifies, `most_drafts` of a request and `all_drafts` of all together. Its
-    rows are so many more than the requests.
+    rows are so many more than the requests. `pipeline`: the runner's.
     """
 
     def __init__(self, most: int, most_drafts: int = 0, all_drafts: int = 0) -> None:
         self.most_drafts = most_drafts
         self.all_drafts = all_drafts
+        self.pipeline = StepPipeline()
         self.decodes: list[Decode] = []
         """By slot."""
         self.drafted = 0
@@ -94,9 +95,14 @@ class DecodeBatch:
             len(request.table) * BLOCK_TOKENS - len(request.tokens),
             min(request.credit, request.max_output) - request.output - 1,
             self.most_drafts,
-            self.all_drafts - self.drafted + len(self.decodes[request.slot].drafts),
+            self.all_room - self.drafted + len(self.decodes[request.slot].drafts),
         )
         return max(0, room)
+
+    @property
+    def all_room(self) -> int:
+        """How many drafts the next step may verify of all requests together."""
+        return min(self.all_drafts, self.pipeline.most_rows - len(self.decodes))
 
     def plan(self, request: Request, length: int) -> None:
         """Enter the step after which the request, of `length` tokens, needs attention, the next one at the earliest.

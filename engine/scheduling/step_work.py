@@ -69,6 +69,21 @@ class Decode:
 Work: TypeAlias = Prefill | Decode
 
 
+@dataclass(slots=True)
+class StepPipeline:
+    """What a runner that queues decode steps ahead and whoever drafts for them say to each other.
+
+    `queues`: whether steps are ever queued before the tokens of the one before are known. `queued`: the next decode
+    step is, so that it verifies no drafts. `held`: behind the step that runs now none is to be queued, since drafts
+    for it may be verified. `most_rows`: of all decodes in a step that verifies drafts.
+    """
+
+    most_rows: int = 1 << 30
+    queues: bool = False
+    queued: bool = False
+    held: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Returned:
     """For whom a block is copied back: the request, the index in its table, and the block's key, if it has one.

@@ -7,9 +7,13 @@ batch lane get rows that cost nothing. No draft at all is a normal answer.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from math import inf
+from operator import mul
 
 from engine.speculation.verify_costs import VerifyCosts, expected_tokens
 from protocol.requests import LANES, Lane
@@ -128,30 +132,39 @@ class DraftPlanner:
         """Nobody was asked for drafts in a step, since they would have taken too long."""
         self._in_vain += 1
 
-    def plan(self, load: StepLoad, candidates: Sequence[Candidate], room: int, drafting_us: float) -> dict[int, int]:
+    def plan(
+        self,
+        load: StepLoad,
+        candidates: Sequence[Candidate],
+        room: int,
+        drafting_us: float,
+        *,
+        queued: bool = False,
+    ) -> dict[int, int]:
         """By arrival, how many of its drafts each candidate gets: `room` together at most. `drafting_us`: what asking
-        for them took, beside the step."""
+        for them took, beside the step. `queued`: the step is queued, so that drafts are for the one behind it."""
         rows: list[tuple[int, float, int]] = []
         for candidate in candidates:
-            survives = 1.0
-            for chance in candidate.chances:
-                survives *= chance
-                rows.append((LANES.index(candidate.lane), -survives, candidate.arrival))
+            lane, arrival = LANES.index(candidate.lane), candidate.arrival
+            rows += [(lane, -survives, arrival) for survives in accumulate(candidate.chances, mul)]
         rows.sort()
         if self._probes(load) and self.costs is not None:
-            return self._probe([row for row in rows if -row[1] >= _PROBE_CHANCE][: min(room, _PROBE_ROWS)])
+            probed = [row for row in rows if -row[1] >= _PROBE_CHANCE][: min(room, _PROBE_ROWS)]
+            return _counted(probed) if queued else self._probe(probed)
         batch = LANES.index("batch")
-        urgent = [row for row in rows if row[0] < batch][:room]
+        first_of_batch = bisect_left(rows, (batch, -inf, 0))
+        urgent = rows[: min(first_of_batch, room)]
         count = self._best_count(load, urgent, drafting_us)
         taken = urgent[:count]
-        for row in [row for row in rows if row[0] == batch][: room - count]:
+        for row in rows[first_of_batch : first_of_batch + room - count]:
             if not self._is_free(load, len(taken)):
                 break
             taken.append(row)
         if not self._agreed(wanted=bool(taken)):
             self._in_vain += 1
             return {}
-        self._in_vain = 0
+        if not queued:
+            self._in_vain = 0
         return _counted(taken)
 
     def _probe(self, rows: Sequence[tuple[int, float, int]]) -> dict[int, int]:
@@ -167,15 +180,14 @@ class DraftPlanner:
         """How many of these rows, from the first on, bring the most tokens a second."""
         if self.costs is None:
             return len(rows)
-        tokens = float(load.requests)
-        best, best_rate = 0, tokens / self._took(load, 0, 0.0) * _LEAST_GAIN
-        for count, (_, survives, _) in enumerate(rows, 1):
-            tokens -= survives
+        tokens = list(accumulate((-survives for _, survives, _ in rows), initial=float(load.requests)))
+        best, best_rate = 0, tokens[0] / self._took(load, 0, 0.0) * _LEAST_GAIN
+        for count in self.costs.sizes(load.rows, len(rows)):
             took = self._took(load, count, drafting_us)
             if took > load.target:
                 break
-            if tokens / took > best_rate:
-                best, best_rate = count, tokens / took
+            if tokens[count] / took > best_rate:
+                best, best_rate = count, tokens[count] / took
         return best
 
     def _is_free(self, load: StepLoad, drafts: int) -> bool:
@@ -183,7 +195,9 @@ class DraftPlanner:
 
     def _took(self, load: StepLoad, drafts: int, drafting_us: float) -> float:
         assert self.costs is not None
-        return self.costs.step_us(load.rows + drafts, load.kv) + load.beside + (drafting_us if drafts else 0.0)
+        if not drafts:
+            return self.costs.step_us(load.rows, load.kv) + load.beside
+        return self.costs.verify_us(load.rows + drafts, load.kv) + load.beside + drafting_us
 
     def _agreed(self, *, wanted: bool) -> bool:
         """Whether drafts are verified now; it changes after some steps that agree."""

@@ -108,7 +108,6 @@ class Speculator:
             off = "setting"
         self.off = off
         logger.info("speculation", drafters=[drafter.name for drafter in drafters], off=off and OFF[off])
-        self.drafters = drafters
         self.totals = SpeculationTotals()
         self.planner = DraftPlanner(speculation.costs, MOST_DRAFTS)
         self._batch = batch
@@ -119,22 +118,35 @@ class Speculator:
         """By arrival of the requests that drafters know, and by drafter."""
         self._drafted: dict[int, _Drafted] = {}
         """By arrival, of the step that runs."""
-        self._asking = {drafter.name: AskingTime() for drafter in drafters}
+        self._asking: dict[str, AskingTime] = {}
         """By drafter; those that compute say what they will take."""
         self._guess_time = GuessTime(STEP_S / 2)  # the other half is the drafter's that asks grammars
         """To find out which drafts a grammar allows."""
         self._load = StepLoad(0, 0, 0.0)
+        self._pipeline, self._queued = batch.pipeline, False
+        """Whether the step that runs was queued before its drafts could be thought of."""
+        self._guessed: dict[int, _Drafted] = {}
+        """By arrival, what was proposed for such a step: whether its first token was right says something."""
         self.step_us = 0.0
         """What drafting held up the step that runs."""
-        self._began = 0.0
+        self._began = self._recorded = 0.0
+        """When the step that runs began, and when the last one had run."""
         self._weighed_us = 0.0
         """Of the time that drafts took, what was weighed before they were asked for."""
+        self.ask(drafters)
+
+    def ask(self, drafters: Sequence[Drafter]) -> None:
+        """Ask these drafters from now on and no others. To be called while there are no requests."""
+        self.drafters = drafters
+        self._asking = {drafter.name: AskingTime() for drafter in drafters}
 
     # ------------------------------------------------------------ before a step
 
     def draft(self, step: Step, target: float = float("inf")) -> None:
         """Let the step verify drafts. `target`: the longest that it may take, in µs, if prompts are computed in it."""
         self._drafted.clear()
+        self._guessed = {}
+        self._queued, self._pipeline.held = self._pipeline.queued, False
         self.step_us = 0.0
         if self.off or not step.work:
             return
@@ -157,7 +169,7 @@ class Speculator:
             proposals = self._proposals(decodes)
             took = (time.perf_counter() - began) * 1e6
             if proposals:
-                room = self._budget - sum(work.count for work in step.work)
+                room = min(self._batch.all_room, self._budget - sum(work.count for work in step.work))
                 self._choose(decodes, proposals, room, took - self._weighed_us)
 
     def _load_of(self, step: Step, decodes: Sequence[Decode], target: float) -> StepLoad:
@@ -185,6 +197,10 @@ class Speculator:
             ]
             queries = self._worth_asking(drafter, wanted)
             if not queries:
+                continue
+            if self._queued and drafter.computes:
+                # It would compute behind what is queued: it is asked for the step behind that.
+                self._pipeline.held = True
                 continue
             nothing: Sequence[Proposal | None] = ()
             began = time.perf_counter()
@@ -274,11 +290,16 @@ class Speculator:
             Candidate(arrival, requests[arrival].lane, self._chances(arrival, drafted))
             for arrival, drafted in proposals.items()
         ]
-        counts = self.planner.plan(self._load, candidates, max(0, room), took)
+        counts = self.planner.plan(self._load, candidates, max(0, room), took, queued=self._queued)
+        if self._queued:
+            # It comes without drafts, and behind it they can be verified, if it proves them right so far.
+            self._guessed, self._pipeline.held = proposals, self._pipeline.held or bool(counts)
+            return
         for arrival in self._guess_time.turns(counts):
             request = requests[arrival]
             if self._batch.draft(request, self._valid(request, proposals[arrival].proposal.tokens[: counts[arrival]])):
                 self._drafted[arrival] = proposals[arrival]
+        self._pipeline.held = bool(self._drafted)
 
     def _valid(self, request: Request, drafts: Sequence[int]) -> Sequence[int]:
         """These drafts, as far as the request's grammar allows them; none if there is no time to ask it."""
@@ -306,8 +327,18 @@ class Speculator:
                 if work.drafts:
                     self._record_drafts(work, len(outcome.accepted))
         self.totals.decodes += decodes
+        self._record_guesses(works, outcomes)
         if not self.off and decodes and self.planner.costs is not None:
             self._observe(decodes, rows, accepted, alone=decodes == len(works))
+        self._recorded = time.perf_counter()
+
+    def _record_guesses(self, works: Sequence[Work], outcomes: Sequence[WorkOutcome]) -> None:
+        for work, outcome in zip(works, outcomes, strict=True) if self._guessed else ():
+            guessed = self._guessed.get(work.request.arrival)
+            if guessed is not None and outcome.token is not None:
+                right = guessed.proposal.tokens[0] == outcome.token
+                acceptance = self._acceptance[work.request.arrival][guessed.drafter.name]
+                acceptance.verified(1, int(right), work.request.output + 1)
 
     def _record_drafts(self, work: Decode, accepted: int) -> None:
         request, drafted, totals = work.request, len(work.drafts), self.totals
@@ -329,10 +360,20 @@ class Speculator:
         costs, kv = self.planner.costs, self._load.kv
         assert costs is not None
         if alone and self._began:
-            costs.observe(rows, kv, (time.perf_counter() - self._began) * 1e6)
+            self._observe_time(costs, decodes, rows)
         if rows > decodes:
             plain = costs.step_us(decodes, kv)
-            self.totals.gained_us += accepted * plain / decodes - (costs.step_us(rows, kv) - plain)
+            self.totals.gained_us += accepted * plain / decodes - (costs.verify_us(rows, kv) - plain)
+
+    def _observe_time(self, costs: VerifyCosts, decodes: int, rows: int) -> None:
+        now, kv = time.perf_counter(), self._load.kv
+        if not self._pipeline.queues:
+            costs.observe(rows, kv, (now - self._began) * 1e6)
+        elif self._recorded and rows > decodes:
+            # From one step's end to the next one's, but for what drafting took, which is weighed apart.
+            costs.observe_verified(rows, kv, (now - self._recorded) * 1e6 - self.step_us)
+        elif self._recorded and self._queued:
+            costs.observe(rows, kv, (now - self._recorded) * 1e6)
 
     def end(self, request: Request) -> None:
         """The request has left the engine."""

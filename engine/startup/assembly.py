@@ -28,6 +28,7 @@ from engine.models.decoder import Decoder
 from engine.models.registry import load_model, read_config
 from engine.scheduling.step_costs import MeasuredCosts
 from engine.scheduling.tier import Tier
+from engine.speculation.speculator import MOST_DRAFTS
 from engine.startup.draft_checkpoint import ServedParts, load_drafter
 from engine.startup.kept_trials import KeptTrials
 from engine.startup.kv_size import block_counts, host_block_counts
@@ -116,7 +117,8 @@ def assemble(
     blocks = block_counts(options, model.groups, like.device, context)
     kept = host_block_counts(options, model.groups, blocks)
     dram = host_memories(model.groups, kept, like) if all(kept) else ()
-    sizes = Sizes(options.max_running, options.token_budget, context, blocks)
+    drafts = MOST_DRAFTS if options.speculation else 0
+    sizes = Sizes(options.max_running, options.token_budget, context, blocks, drafts)
     runner = make_runner(model, dram, like, tiling, sizes)
     dtype = str(like.dtype).removeprefix("torch.")
     # KV is other KV if weights or KV are rounded, or if a longer context changes the rotation of positions: block keys,

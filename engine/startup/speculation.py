@@ -69,11 +69,23 @@ def make_speculation(
         return Speculation(off="setting")
     if not runner.most_drafts:
         return Speculation(off="device")
-    if not (is_invariant and verifies_exactly(runner, sizes.context, _MOST_ROWS)):
+    costs = _tested_costs(runner, sizes) if is_invariant else None
+    if costs is None:
         return Speculation(off="self_test")
-    # Measured before a head reads the runner's hidden states: those of the measurement are nobody's.
-    costs = measure_verification(runner, sizes)
     return Speculation(make_drafters(names, load_draft), costs)
+
+
+def _tested_costs(runner: ModelRunner, sizes: Sizes) -> VerifyCosts | None:
+    """What steps with drafts take, None if their rows depend on each other. Measured before a head reads the runner's
+    hidden states: those of the measurement are nobody's."""
+    if runner.device.type == "cuda":
+        from engine.execution.cuda.draft_trials import drafts_keep_their_bits, time_verification  # noqa: PLC0415
+        from engine.execution.cuda.runner import CudaRunner  # noqa: PLC0415  # Triton, which a CPU does without
+
+        if isinstance(runner, CudaRunner):
+            held = drafts_keep_their_bits(runner)
+            return VerifyCosts(time_verification(runner), in_graphs=True) if held else None
+    return measure_verification(runner, sizes) if verifies_exactly(runner, sizes.context, _MOST_ROWS) else None
 
 
 def measure_verification(

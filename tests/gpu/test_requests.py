@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from engine.sampling.request_state import SamplingState
-from engine.sampling.sampler import sample
+from engine.sampling.sampler import logprobs_of, sample
 from protocol.requests import TokenLogprob
 from tests.engine.conftest import Families, Run, generate, make_bench
 from tests.engine.modes import MODES, bench_of, preempt, request
@@ -59,6 +59,17 @@ def test_the_sampler_draws_the_same(device: str, mode: str):
     drawn = sample(test_sampler.LOGITS.to(device).repeat(len(rows), 1), rows)
     assert drawn == [sample(test_sampler.LOGITS[None], [row])[0] for row in rows]
     assert len(set(drawn)) > 3
+
+
+def test_log_probabilities_are_the_same_however_many_rows_are_told(device: str):
+    """Of near certain tokens above all, whose log probabilities are what a sum's last bits say."""
+    logits = torch.randn(64, 4_096, generator=torch.Generator().manual_seed(0)).to(device)
+    tokens = [(37 * row) % 4_096 for row in range(64)]
+    for row, token in enumerate(tokens):
+        logits[row, token] = 22.0 + row / 7
+    expected = logprobs_of(logits, tokens, [3] * 64)
+    for count in (1, 2, 3, 5, 8, 17, 33):
+        assert logprobs_of(logits[:count], tokens[:count], [3] * count) == expected[:count], count
 
 
 def test_every_mode_beside_the_others(tiny_model: Path, tokenizer: Path, device: str):

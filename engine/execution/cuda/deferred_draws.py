@@ -12,13 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.execution.cuda.draws import Drawer, Draws, RowMasks, StepRows, changed_rows, compose, drawing_of
+from engine.execution.cuda.draws import Drawer, Draws, RowMasks, StepRows, compose, drawing_of
 from engine.execution.cuda.flights import Told, tell
 from engine.execution.cuda.seen_tokens import SeenTokens
 from engine.execution.cuda.slots import Slots
 from engine.kernels.host_words import to_host
 from engine.kernels.uploads import Ints, Uploads
+from engine.sampling.request_state import SamplingState
 from engine.scheduling.step_work import Work, WorkOutcome
+from protocol.requests import Sampling
 
 NO_MASK = -1
 _AT_ONCE = 64
@@ -76,11 +78,12 @@ class DeferredDraws:
         works, slots = [step[row] for row in at], self._slots.rows[list(at)]
         tokens = self._likeliest(logits)
         inputs = np.array([work.tokens[0] for work in works], np.int32)
-        for some in _groups(works):
-            changed = changed_rows([work.request for work in works[some]])
+        known = _known(works)
+        for some in _groups(known):
+            changed = [at for at, row in enumerate(known[some]) if row.changes_logits]
             draws = self._slots.draws_of(slots[some], changed, deferred=True)
             if draws is not None:
-                rows = _Rows(works[some], logits[some], tokens[some], masks.of[some], inputs[some], slots[some])
+                rows = _Rows(known[some], logits[some], tokens[some], masks.of[some], inputs[some], slots[some])
                 self._draw(rows, draws, masks.words, self._slots.seen, self._slots.latest)
         told = tell(works, logits, tokens, self._upload, vocabulary=self._vocabulary)
         return Drawn(at, logits, *to_host(tokens), told)
@@ -88,22 +91,26 @@ class DeferredDraws:
     def of_prompts(self, step: Sequence[Work], at: Sequence[int], logits: torch.Tensor, masks: Masks) -> Drawn:
         """The first tokens behind prompts, which end with the works at these places of a step."""
         works = [step[row] for row in at]
+        tokens = self.behind_known(_known(works), logits, masks)
+        told = tell(works, logits, tokens, self._upload, vocabulary=self._vocabulary)
+        return Drawn(at, logits, *to_host(tokens), told)
+
+    def behind_known(self, known: Sequence[KnownRow], logits: torch.Tensor, masks: Masks) -> torch.Tensor:
+        """The tokens that follow rows of which the host knows all tokens, on the device; `logits` are theirs alone."""
         tokens = self._likeliest(logits)
-        for some in _groups(works):
-            requests = [work.request for work in works[some]]
-            changed = changed_rows(requests)
-            drawings = [drawing_of(request.sampling, request.row) for request in requests]
-            numbers = np.arange(len(requests), dtype=np.int32)
+        for some in _groups(known):
+            changed = [at for at, row in enumerate(known[some]) if row.changes_logits]
+            drawings = [drawing_of(row.sampling, row.state) for row in known[some]]
+            numbers = np.arange(len(drawings), dtype=np.int32)
             given = np.stack([drawing.parameters for drawing in drawings])
             draws = compose(given, changed, [drawings[row] for row in changed], numbers[: len(changed)], self._upload)
             if draws is not None:
-                # The host knows all tokens of a prompt, so that none is counted by the kernel.
+                # None of their tokens is counted by the kernel.
                 self._seen.forget(slice(None))
                 inputs = np.zeros_like(numbers)
-                rows = _Rows(works[some], logits[some], tokens[some], masks.of[some], inputs, numbers)
+                rows = _Rows(known[some], logits[some], tokens[some], masks.of[some], inputs, numbers)
                 self._draw(rows, draws, masks.words, self._seen, torch.empty_like(rows.tokens))
-        told = tell(works, logits, tokens, self._upload, vocabulary=self._vocabulary)
-        return Drawn(at, logits, *to_host(tokens), told)
+        return tokens
 
     def _likeliest(self, logits: torch.Tensor) -> torch.Tensor:
         nothing = torch.full((len(logits),), -1, dtype=torch.int32, device=logits.device)
@@ -113,9 +120,9 @@ class DeferredDraws:
 
     def _draw(self, given: _Rows, draws: Draws, masks: torch.Tensor, seen: SeenTokens, latest: torch.Tensor) -> None:
         """Replace the likeliest tokens of the logits as they are, where these are not what is drawn."""
-        ends = np.array([work.start + work.count - 1 for work in given.works])
+        ends = np.array([row.position for row in given.known])
         rows, places = draws.penalized()
-        states = [row for at in rows.tolist() if (row := given.works[at].request.row) is not None]
+        states = [state for at in rows.tolist() if (state := given.known[at].state) is not None]
         counting = np.zeros(len(ends), np.int32)
         counting[rows] = seen.follow(places, ends[rows], states)
         which = given.masks[draws.changed]
@@ -129,11 +136,30 @@ class DeferredDraws:
 
 
 @dataclass(frozen=True)
+class KnownRow:
+    """A row behind which a token is drawn: how, in which state, and at which position the row's own token is."""
+
+    sampling: Sampling
+    state: SamplingState | None
+    position: int
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether its logits are changed before the draw."""
+        return self.state is not None and self.state.changes_logits
+
+
+def _known(works: Sequence[Work]) -> list[KnownRow]:
+    """The last rows of these works."""
+    return [KnownRow(work.request.sampling, work.request.row, work.start + work.count - 1) for work in works]
+
+
+@dataclass(frozen=True)
 class _Rows:
-    """Works that are drawn together: their logits, whither their tokens go, and by work, on the host, its mask, the
+    """Rows that are drawn together: their logits, whither their tokens go, and by row, on the host, its mask, the
     token that was computed, and its slot."""
 
-    works: Sequence[Work]
+    known: Sequence[KnownRow]
     logits: torch.Tensor
     tokens: torch.Tensor
     masks: Ints
@@ -141,6 +167,6 @@ class _Rows:
     slots: Ints
 
 
-def _groups(works: Sequence[Work]) -> list[slice]:
-    at_once = _AT_ONCE if changed_rows([work.request for work in works]) else max(1, len(works))
-    return [slice(first, first + at_once) for first in range(0, len(works), at_once)]
+def _groups(rows: Sequence[KnownRow]) -> list[slice]:
+    at_once = _AT_ONCE if any(row.changes_logits for row in rows) else max(1, len(rows))
+    return [slice(first, first + at_once) for first in range(0, len(rows), at_once)]

@@ -11,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from engine.kernels.host_words import to_host
+from engine.kernels.likeliest import NOT_FINITE
 from engine.kernels.uploads import Uploads
 from engine.sampling.sampler import logprob_values, told_logprobs
-from engine.scheduling.step_work import Decode, Work
+from engine.scheduling.step_work import Decode, NotFinite, Work, WorkOutcome
 from protocol.requests import TokenLogprob
 
 Positions: TypeAlias = NDArray[np.int64]
@@ -92,6 +93,20 @@ class Flight:
         if self.more is not None:
             found += self.more.logprobs()
         return found if self.row_of is None else [found[row] for row in self.row_of]
+
+    def outcomes(self) -> list[WorkOutcome]:
+        """What became of `works`, but for what is `undrawn`."""
+        return [
+            WorkOutcome(token, None, () if logprob is None else (logprob,))
+            if token != NOT_FINITE
+            else WorkOutcome(error=not_finite())
+            for token, logprob in zip(self.wait(), self.logprobs(), strict=True)
+        ]
+
+
+def not_finite() -> NotFinite:
+    """What a request fails with whose logits are not finite."""
+    return NotFinite("the model computed NaN or infinity")
 
 
 def still_undrawn(

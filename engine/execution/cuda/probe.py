@@ -45,15 +45,32 @@ class Probe:
     def decode(self, positions: Ints) -> torch.Tensor:
         """Logits of these positions' tokens, decoded beside each other; all rows read the same blocks."""
         runner, rows = self.runner, len(positions)
-        slots = runner.slots
-        slots.rows = np.arange(rows, dtype=np.int32)
-        places = np.tile(np.arange(self.blocks, dtype=np.int32), rows)
-        blocks = np.tile(places[:, None], (1, len(runner.memories)))
-        slots.put(np.repeat(slots.rows, self.blocks), places, blocks)
-        slots.tell(slots.rows, self.tokens[positions].tolist())
-        runner.steps.run(slots.rows, positions, slots.rows)
-        slots.rows = np.zeros(0, np.int32)
+        numbers = self._lay_tables(rows)
+        runner.slots.tell(numbers, self.tokens[positions].tolist())
+        runner.steps.run(numbers, positions, numbers)
         return runner.steps.logits[:rows]
+
+    def verify(self, ends: Sequence[int], rows: int) -> torch.Tensor:
+        """Logits of the `rows` tokens before each of these positions, the rows of one request each, decoded together as
+        a step that verifies drafts does it. All requests read the same blocks."""
+        runner, steps = self.runner, self._verifying(ends, rows)
+        steps()
+        return runner.steps.logits[: len(ends) * rows]
+
+    def _verifying(self, ends: Sequence[int], rows: int) -> Callable[[], None]:
+        runner, count = self.runner, len(ends) * rows
+        slots = np.repeat(self._lay_tables(len(ends)), rows)
+        positions = np.concatenate([np.arange(end - rows, end, dtype=np.int32) for end in ends])
+        sources = runner.slots.place_tokens(self.tokens[positions].tolist())
+        order = np.arange(count, dtype=np.int32)
+        return lambda: runner.steps.run(slots, positions, order, sources)
+
+    def _lay_tables(self, requests: int) -> Ints:
+        """Let the first slots of the device read the sequence's blocks; returns them."""
+        slots, numbers = self.runner.slots, np.arange(requests, dtype=np.int32)
+        places = np.tile(np.arange(self.blocks, dtype=np.int32), requests)
+        slots.put(np.repeat(numbers, self.blocks), places, np.tile(places[:, None], (1, len(self.runner.memories))))
+        return numbers
 
     def in_graph(self, count: int) -> torch.Tensor:
         """Logits of the last `count` tokens, computed as a short chunk in a graph."""
@@ -73,6 +90,12 @@ class Probe:
         self.decode(positions)
         slots = np.arange(rows, dtype=np.int32)
         return self._least(lambda: self.runner.steps.run(slots, positions, slots), rounds)
+
+    def time_verify(self, requests: int, rows: int, end: int, rounds: int) -> float:
+        """µs of a step with so many rows of each of some requests, the last of them before `end`; the least of some."""
+        step = self._verifying([end] * requests, rows)
+        step()
+        return self._least(step, rounds)
 
     def time_prefill(self, tokens: int, rounds: int) -> float:
         """µs of a pass over so many tokens, the least of some."""

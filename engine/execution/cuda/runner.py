@@ -7,7 +7,8 @@ goes on while the host hands out what came. Where a grammar has a say, the forwa
 and its draw as soon as the host, which knows the token before by then, has found out what is allowed. What was
 computed ahead for a request that ended, gave way, or whose grammar replaced the token, is left alone: it was written
 behind the request's last token, which nobody reads. Where the next token has no block yet, it is written to a spare
-one, and copied when the scheduler has given the block.
+one, and copied when the scheduler has given the block. A step that verifies drafts is not queued ahead
+(`verify_steps`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from engine.execution.cuda.flights import (
     Prefilled,
     Undrawn,
     exact,
+    not_finite,
     still_undrawn,
     tell,
 )
@@ -35,6 +37,7 @@ from engine.execution.cuda.model import FusedDecoder
 from engine.execution.cuda.prefill import Prefill
 from engine.execution.cuda.slots import MOST_CHUNKS, NOWHERE, Chunk, Slots
 from engine.execution.cuda.step_grammars import StepGrammars
+from engine.execution.cuda.verify_steps import VerifySteps, most_rows
 from engine.execution.model_runner import ModelRunner, Sizes
 from engine.kernels.attention_splits import split_bounds
 from engine.kernels.host_words import to_host
@@ -43,18 +46,12 @@ from engine.kernels.uploads import Ints, Uploads
 from engine.kv_cache.memory import KvMemory
 from engine.layers.linear import Tiling
 from engine.models.decoder import Decoder
-from engine.scheduling.step_work import Decode, NotFinite, Work, WorkOutcome
+from engine.scheduling.step_work import Decode, Work, WorkOutcome
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import Block
-from protocol.requests import TokenLogprob
 
 _SHORT = 256
 """Prompt tokens of a step, at most, that a graph computes."""
-
-
-def spare_blocks(running: int) -> int:
-    """How many blocks to have beside the scheduler's."""
-    return max(1, running // 8)
 
 
 class CudaRunner(ModelRunner):
@@ -75,28 +72,32 @@ class CudaRunner(ModelRunner):
         bounds: Sequence[int] | None = None,
     ) -> None:
         super().__init__(model, memories, device, tiling, swap)
-        self.most_drafts = 0
-        self.sizes = sizes
-        bounds = split_bounds(sizes.context) if bounds is None else bounds
+        self.most_drafts, self.sizes = sizes.drafts, sizes
+        self.bounds = bounds = split_bounds(sizes.context) if bounds is None else bounds
         there = torch.tensor(bounds, dtype=torch.int32, device=device)
         self.fused = FusedDecoder(model, self.memories)
         blocks = -(-sizes.context // BLOCK_TOKENS) + 1
         self.short = min(_SHORT, sizes.running)
         self.upload = Uploads(device)
         size = self.fused.vocabulary
+        rows = most_rows(sizes)
         # Steps are tried at every count of rows that they are padded to, each row with a slot of its own.
-        slots = padded_rows(sizes.running)
-        self.slots = Slots(slots, blocks, len(memories), size, self.upload, tokens=self.short)
-        self.steps = DecodeSteps(self.fused, list(memories), self.slots, sizes.running, there)
+        slots = padded_rows(rows)
+        self.slots = Slots(
+            slots, blocks, len(memories), size, self.upload, tokens=max(self.short, rows), drafts=sizes.drafts
+        )
+        self.steps = DecodeSteps(self.fused, list(memories), self.slots, rows, there)
+        self.pipeline.queues, self.pipeline.most_rows = True, rows
         self._grammars = StepGrammars(self._grammar, size, self.upload)
         self._deferred = DeferredDraws(self.steps.drawer, self.slots, size, self.upload)
+        self._verify_steps = VerifySteps(self.steps, self._deferred, self._grammars, self._grammar)
         self.prefill = Prefill(self.fused, memories, bounds, there, self.upload)
-        spare = min(memory.data.shape[0] - count for memory, count in zip(memories, sizes.blocks, strict=True))
-        self._spare = list(range(spare))
+        self._spare = list(
+            range(min(len(memory.data) - count for memory, count in zip(memories, sizes.blocks, strict=True)))
+        )
         self._ahead: Flight | None = None
 
-    clears = False
-    gives_states = False
+    clears = gives_states = False
 
     @property
     def numerics(self) -> str:
@@ -113,6 +114,7 @@ class CudaRunner(ModelRunner):
         """Nothing to do: the kernels read no key that its request has not written."""
 
     def run(self, works: Sequence[Work]) -> list[WorkOutcome]:
+        self._grammars.begin()
         try:
             return super().run(works)
         except Exception:
@@ -126,16 +128,18 @@ class CudaRunner(ModelRunner):
     def _run(self, works: Sequence[Work]) -> list[WorkOutcome]:
         decodes = [work for work in works if isinstance(work, Decode)]
         prefills = works[len(decodes) :]
+        if any(work.drafts for work in decodes):
+            return self._verify(decodes) + (self._run(prefills) if prefills else [])
         flight = self._decode(decodes) if decodes else None
         logits = None if flight is None or self.on_logits is None else self._shown(flight)
         prefilled = self._prefill(prefills) if prefills else None
         drawn = self._draw_deferred(works, flight, prefilled)
-        if flight is not None:
+        if flight is not None and not self.pipeline.held:
             self._ahead = self._launch_ahead(flight)
-        last = prefilled or flight
-        if last is not None and last.event is not None:
+            self.pipeline.queued = self._ahead is not None
+        if (last := prefilled or flight) is not None and last.event is not None:
             self.meanwhile(last.event.query)
-        outcomes = [] if flight is None else _outcomes(flight.wait(), flight.logprobs())
+        outcomes = [] if flight is None else flight.outcomes()
         if self.on_logits is not None and logits is not None:
             self.on_logits(decodes, logits[:, : self.fused.vocabulary])
         if prefilled is not None:
@@ -171,6 +175,15 @@ class CudaRunner(ModelRunner):
         self.slots.token_at[self.slots.rows[row]] = NOWHERE
         if self._ahead is not None and self._ahead.skipped is not None:
             self._ahead.skipped[row] = True
+
+    def _verify(self, works: Sequence[Decode]) -> list[WorkOutcome]:
+        """A step that verifies drafts: what was queued ahead does not know them."""
+        self._drop_ahead()
+        self.slots.bind(works)
+        outcomes = self._verify_steps.run(works, self.meanwhile, self.on_logits)
+        for work, outcome in zip(works, outcomes, strict=True):
+            self._count_grammar(work, outcome)
+        return outcomes
 
     # ------------------------------------------------------------ decoding
 
@@ -310,6 +323,7 @@ class CudaRunner(ModelRunner):
                 memory.copy_first_token(count + spare, number)
 
     def _drop_ahead(self) -> None:
+        self.pipeline.queued = False
         if self._ahead is not None:
             self._spare += self._ahead.spare.values()
             self._ahead = None
@@ -378,22 +392,9 @@ class CudaRunner(ModelRunner):
         return [
             WorkOutcome(scored=() if done.hidden is None else self._score(work, done.hidden, first))
             if good
-            else WorkOutcome(error=_not_finite())
+            else WorkOutcome(error=not_finite())
             for work, first, good in zip(works, firsts.tolist(), sound, strict=True)
         ]
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._exact(self.fused.head(hidden))
-
-
-def _not_finite() -> NotFinite:
-    return NotFinite("the model computed NaN or infinity")
-
-
-def _outcomes(tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> list[WorkOutcome]:
-    return [
-        WorkOutcome(token, None, () if logprob is None else (logprob,))
-        if token != NOT_FINITE
-        else WorkOutcome(error=_not_finite())
-        for token, logprob in zip(tokens, logprobs, strict=True)
-    ]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from engine.execution.cuda.draws import Drawing, Draws, compose, drawing_of, is_guided
 from engine.execution.cuda.seen_tokens import SeenTokens
@@ -18,6 +19,7 @@ from engine.kernels.sampler import WORDS
 from engine.kernels.uploads import Ints, Uploads
 from engine.scheduling.step_work import Decode
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
+from prompt_cache.kv.grouped_pool import Block
 
 NOWHERE = -1
 MOST_CHUNKS = 8
@@ -26,8 +28,13 @@ _ANSWERS = 8
 """Groups of rows that are drawn at a time in a step, and a few of the steps before."""
 
 
+def spare_blocks(running: int) -> int:
+    """How many blocks to have beside the scheduler's."""
+    return max(1, running // 8)
+
+
 class DraftsUnsupported(Exception):
-    """A decode has more than one row, which the captured graphs do not compute for a request."""
+    """A decode has more rows than a request may have."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,8 @@ class Chunk:
 
 
 class Slots:
-    """`count` slots of tables with up to `blocks` blocks in each of the layer groups, and `tokens` of short chunks.
+    """`count` slots of tables with up to `blocks` blocks in each of the layer groups, and `tokens` of short chunks or
+    of rows with drafts, `drafts` of a request.
 
     After `bind`: `works` are the requests of the step, `rows` their slots, and `order` the rows sorted so that those
     which begin with the same blocks are neighbours. `token_at` by slot: the position of the latest token on the device.
@@ -48,10 +56,18 @@ class Slots:
     """
 
     def __init__(
-        self, count: int, blocks: int, groups: int, vocabulary: int, upload: Uploads, *, tokens: int = 0
+        self,
+        count: int,
+        blocks: int,
+        groups: int,
+        vocabulary: int,
+        upload: Uploads,
+        *,
+        tokens: int = 0,
+        drafts: int = 0,
     ) -> None:
         self.upload, device = upload, upload.device
-        self.count = count
+        self.count, self.drafts = count, drafts
         tables = (count + MOST_CHUNKS, blocks)
         self.block_tables = [torch.zeros(tables, dtype=torch.int32, device=device) for _ in range(groups)]
         self.latest = torch.zeros(count + tokens, dtype=torch.int32, device=device)
@@ -71,6 +87,8 @@ class Slots:
         """The last answers of `draws_of`."""
         self._tables = np.full((count, blocks, groups), NOWHERE, np.int32)
         """What was written to the tables on the device."""
+        self._written: dict[int, Sequence[Block]] = {}
+        """The same by slot, of slots whose requests have been bound: tables rarely change, drafts in every step."""
         self._free = list(range(count - 1, -1, -1))
         self._slots: dict[Decode, int] = {}
         self._revisions: list[int] = []
@@ -98,7 +116,7 @@ class Slots:
         self.token_at[:] = self._tables[:] = NOWHERE
         self.held[:] = 0
         self.seen.forget(slice(None))
-        self._drawings, self._draws = {}, {}
+        self._drawings, self._draws, self._written = {}, {}, {}
 
     def put(self, slots: Ints, places: Ints, blocks: Ints) -> None:
         """Write `blocks` [entries, layer groups] to these places of these slots' tables on the device."""
@@ -133,6 +151,16 @@ class Slots:
             )
         return self._draws[asked]
 
+    def plain_draws(self, slots: Ints, left_out: NDArray[np.bool_]) -> Draws | None:
+        """How the rows with these slots get their tokens from logits as they are, but those that are left out."""
+        return compose(self._parameters[slots], (), (), slots[:0], self.upload, left_out=left_out)
+
+    def place_tokens(self, tokens: Sequence[int]) -> Ints:
+        """Write the tokens of a step's rows behind the slots, in the place of the last ones; returns where they are."""
+        sources = self.count + np.arange(len(tokens), dtype=np.int32)
+        self.tell(sources, tokens)
+        return sources
+
     def place(self, chunks: Sequence[Chunk]) -> tuple[Ints, Ints]:
         """Write what short chunks need behind the slots, in the place of the last ones.
 
@@ -142,9 +170,7 @@ class Slots:
         tables = self.count + np.arange(len(chunks), dtype=np.int32)
         places = [np.arange(blocks, dtype=np.int32) for blocks in wide]
         self.put(np.repeat(tables, wide), np.concatenate(places), np.concatenate([chunk.table.T for chunk in chunks]))
-        tokens = np.concatenate([chunk.tokens for chunk in chunks])
-        sources = self.count + np.arange(len(tokens), dtype=np.int32)
-        self.tell(sources, tokens.tolist())
+        sources = self.place_tokens(np.concatenate([chunk.tokens for chunk in chunks]).tolist())
         return np.repeat(tables, [len(chunk.tokens) for chunk in chunks]), sources
 
     def _assign(self, works: Sequence[Decode]) -> None:
@@ -156,6 +182,7 @@ class Slots:
                 slot = slots[work] = self._free.pop()
                 self.token_at[slot], self.held[slot] = NOWHERE, 0
                 self._tables[slot] = NOWHERE
+                self._written.pop(slot, None)
                 drawing = self._drawings[slot] = drawing_of(work.request.sampling, work.request.row)
                 self._parameters[slot] = drawing.parameters
                 self.guided[slot] = is_guided(work.request)
@@ -169,20 +196,25 @@ class Slots:
         slots, places, blocks, new_tables = [], [], [], []
         for work, slot in changed:
             request = work.request
-            if work.drafts:  # whoever sets some raises the revision
-                raise DraftsUnsupported(f"drafts: {len(work.drafts)} of request {request.id}, 0 can be verified here")
+            if len(work.drafts) > self.drafts:  # whoever sets some raises the revision
+                raise DraftsUnsupported(
+                    f"drafts: {len(work.drafts)} of request {request.id}, {self.drafts} can be verified here"
+                )
+            self.last_start[slot] = request.prompt + request.max_output - 2
+            if self._written.get(slot) == request.table:
+                continue
             table = np.array(request.table, np.int32)
             # Not only its end: a block that was there already takes the place of the same one that it filled itself.
             new = (table != self._tables[slot, : len(table)]).any(1).nonzero()[0].astype(np.int32)
-            self.last_start[slot] = request.prompt + request.max_output - 2
-            new_tables.append((slot, table))
+            new_tables.append((slot, table, list(request.table)))
             slots.append(np.full(len(new), slot, np.int32))
             places.append(new)
             blocks.append(table[new])
         if slots:
             self.put(np.concatenate(slots), np.concatenate(places), np.concatenate(blocks))
         # Only now: what was not written must not pass for it.
-        for slot, table in new_tables:
+        for slot, table, blocks_of in new_tables:
+            self._written[slot] = blocks_of
             self._tables[slot, : len(table)] = table
             self.held[slot] = len(table)
 

@@ -15,8 +15,9 @@ from engine.execution.cuda.experts import Ways, use_ways
 from engine.execution.cuda.linears import use_library, use_stream
 from engine.execution.cuda.model import unsupported
 from engine.execution.cuda.probe import Probe
-from engine.execution.cuda.runner import CudaRunner, spare_blocks
+from engine.execution.cuda.runner import CudaRunner
 from engine.execution.cuda.seen_tokens import SeenTokens
+from engine.execution.cuda.slots import spare_blocks
 from engine.execution.model_runner import Sizes
 from engine.kernels.grammar_masks import words_of
 from engine.kernels.host_words import to_host

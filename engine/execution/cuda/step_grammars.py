@@ -15,6 +15,7 @@ from engine.kernels.grammar_masks import words_of
 from engine.kernels.uploads import Uploads
 from engine.sampling.grammar_allowance import StepAllowance
 from engine.sampling.logit_shaping import fill_masks
+from engine.sampling.request_state import SamplingState
 from engine.sampling.sampler import choose_near_limit, logprobs_of
 from engine.scheduling.step_work import Work, WorkOutcome
 
@@ -26,26 +27,34 @@ class StepGrammars:
         self._allowance = allowance
         self._vocabulary = vocabulary
         self._upload = upload
-        self._watch: Stopwatch | None = None
+        self._watches: list[Stopwatch] = []
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._watches.clear()
 
     def masks(self, works: Sequence[Work]) -> Masks:
         """What may follow these works, as far as a grammar has a say, found out and sent while the device computes."""
-        rows = [work.request.row for work in works]
+        return self.masks_of([work.request.row for work in works], self._allowance)
+
+    def masks_of(self, rows: Sequence[SamplingState | None], allowance: StepAllowance) -> Masks:
+        """The same by the states of the rows, with the grammar time that is left."""
         asked = [
             (at, row) for at, row in enumerate(rows) if row is not None and row.guide is not None and not row.guide.idle
         ]
-        of = np.full(len(works), NO_MASK, np.int32)
+        of = np.full(len(rows), NO_MASK, np.int32)
         of[[at for at, _ in asked]] = np.arange(len(asked), dtype=np.int32)
         words = torch.empty(len(asked), words_of(self._vocabulary), dtype=torch.int32, device=self._upload.device)
-        self._watch = Stopwatch(self._upload.device) if asked else None
-        if self._watch is not None:
-            with self._watch, self._upload.filling(words) as here:
-                fill_masks(torch.from_numpy(here), [row for _, row in asked], self._allowance)
+        if asked:
+            watch = Stopwatch(self._upload.device)
+            self._watches.append(watch)
+            with watch, self._upload.filling(words) as here:
+                fill_masks(torch.from_numpy(here), [row for _, row in asked], allowance)
         return Masks(words, of)
 
     def waited_s(self) -> float:
-        """Seconds for which the device had nothing to do but to wait for the last masks. Waits for the draw."""
-        return 0.0 if self._watch is None else self._watch.microseconds() * 1e-6
+        """Seconds for which the device had nothing to do but to wait for the step's masks. Waits for the draws."""
+        return sum(watch.microseconds() for watch in self._watches) * 1e-6
 
     def choose(self, works: Sequence[Work], outcomes: Sequence[WorkOutcome], drawn: Sequence[Drawn]) -> list[int]:
         """Let grammars replace tokens of a step, or put them off, near their limits: all at once, as time is bounded.

@@ -98,6 +98,48 @@ def test_a_table_follows_the_machine() -> None:
     assert costs.step_us(1, 64.0) == pytest.approx(1000, rel=0.1)
 
 
+GRAPHS = {64: {1: 1000.0, 8: 1000.0, 16: 1500.0, 64: 4000.0}}
+
+
+def test_steps_in_graphs_take_as_long_as_the_rows_that_they_are_padded_to() -> None:
+    costs = VerifyCosts(GRAPHS, in_graphs=True)
+    assert [costs.step_us(rows, 64.0) for rows in (1, 2, 8, 9, 16, 17)] == [1000, 1000, 1000, 1500, 1500, 4000]
+
+
+def test_what_drafts_hold_up_is_learnt_apart_from_what_steps_take() -> None:
+    costs = VerifyCosts(GRAPHS, in_graphs=True)
+    assert costs.verify_us(2, 64.0) > costs.step_us(2, 64.0)
+    for _ in range(50):
+        costs.observe_verified(5, 64.0, 1300.0)
+    assert costs.step_us(5, 64.0) == 1000.0
+    assert costs.verify_us(8, 64.0) == pytest.approx(1300.0, rel=0.05)
+    assert costs.verify_us(60, 64.0) == pytest.approx(4300.0, rel=0.05), "the next one that is known"
+    assert costs.shown_unqueued() == {8: pytest.approx(300.0, rel=0.2)}
+    stalled = costs.verify_us(8, 64.0)
+    costs.observe_verified(8, 64.0, 1e9)
+    assert costs.verify_us(8, 64.0) < 1.2 * stalled
+
+
+def test_drafts_that_hold_up_the_device_for_longer_than_they_bring_are_not_verified() -> None:
+    costs = VerifyCosts(GRAPHS, in_graphs=True)
+    for _ in range(50):
+        costs.observe_verified(5, 64.0, 2500.0)
+    assert planned(costs, Candidate(1, "standard", (0.5,) * 7)) == [0]
+    assert planned(costs, Candidate(1, "standard", (0.9,) * 7)) == [7]
+
+
+def test_a_probe_of_a_step_that_is_queued_is_made_in_the_one_behind_it() -> None:
+    planner, load = DraftPlanner(LINEAR, 7), StepLoad(1, 1, 64.0)
+    candidate = [Candidate(1, "standard", (0.9,) * 7)]
+    for _ in range(100):
+        if counts := planner.plan(load, candidate, 9, 0.0, queued=True):
+            break
+        planner.could_pay(load)
+    assert counts
+    assert planner.plan(load, candidate, 9, 0.0)
+    assert not planner.plan(load, candidate, 9, 0.0)
+
+
 def test_break_even() -> None:
     assert break_even(FREE, 1, 7, 64) == 0.0
     assert break_even(LINEAR, 1, 3, 64) == 1.0

@@ -322,3 +322,47 @@ def test_a_step_with_drafts_that_fails_is_run_again(tiny_model: Path, monkeypatc
     assert bench.one(generate("x", range(20), 30)).tokens == expected.tokens
     assert failed == [1]
     assert bench.counts("x").accepted > 0
+
+
+def test_behind_a_step_that_is_queued_drafts_wait_for_its_token_and_it_says_whether_they_begin_well(
+    tiny_model: Path,
+) -> None:
+    """As on a GPU, whose next step is queued already when drafts for it could be thought of."""
+    expected = make_bench(tiny_model).one(generate("x", range(20), 40)).tokens
+    for drafter, right in ((OracleDrafter(VOCABULARY, {("x", 0): expected}, 0), True), (Guessing(), False)):
+        bench = make_bench(tiny_model, drafters=[drafter])
+        pipeline = bench.engine.executor.pipeline
+        run = bench.add(generate("x", range(20), 40))
+        held = []
+        while run.done is None:
+            pipeline.queues, pipeline.queued = True, bool(run.tokens) and not pipeline.held
+            bench.step()
+            held.append(pipeline.held)
+        assert run.tokens == expected
+        assert run.done.counts.drafted > 0
+        assert (run.done.counts.accepted == run.done.counts.drafted) == right
+        if not right:
+            # Where one is wrong, nothing is held up for the next 32 tokens.
+            assert sum(held) < 12
+
+
+def test_a_drafter_that_computes_is_asked_when_nothing_is_queued(tiny_model: Path) -> None:
+    class Computing(OracleDrafter):
+        computes: ClassVar[bool] = True
+        asked: ClassVar[list[bool]] = []
+
+        def propose(self, queries: Sequence[Query]) -> Sequence[Proposal | None]:
+            self.asked.append(pipeline.queued)
+            return super().propose(queries)
+
+    expected = make_bench(tiny_model).one(generate("x", range(20), 40)).tokens
+    bench = make_bench(tiny_model, drafters=[Computing(VOCABULARY, {("x", 0): expected}, 0)])
+    pipeline = bench.engine.executor.pipeline
+    run = bench.add(generate("x", range(20), 40))
+    while run.done is None:
+        pipeline.queued = bool(run.tokens) and not pipeline.held
+        bench.step()
+    assert run.tokens == expected
+    assert run.done.counts.accepted > 20
+    assert Computing.asked
+    assert not any(Computing.asked)

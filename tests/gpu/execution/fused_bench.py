@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from engine.layers import matmul_kernels
 from engine.layers.linear import Tiling
 from engine.models.registry import load_model, read_config
 from engine.scheduling.step_costs import FixedCosts, Rates
+from engine.speculation.drafter import Drafter
+from engine.speculation.speculator import MOST_DRAFTS, Speculation
 from prompt_cache.kv.grouped_pool import GroupedPool
 from prompt_cache.tiers.record_store import RecordStore
 from tests.engine.conftest import Bench, poisoning, write_model
@@ -57,6 +60,7 @@ def fused_bench(
     context: int = 256,
     swap: int = 0,
     store: RecordStore | MemoryStore | None = None,
+    drafters: Sequence[Drafter] = (),
 ) -> Bench:
     """A bench in fp32 whose memory is NaN at first, and where blocks are poisoned when they are free.
 
@@ -69,7 +73,7 @@ def fused_bench(
     memories = [KvMemory(group, blocks + SPARE, like) for group in model.groups]
     for memory in memories:
         memory.data.fill_(torch.nan)
-    sizes = Sizes(running, budget, context, [blocks] * len(memories))
+    sizes = Sizes(running, budget, context, [blocks] * len(memories), MOST_DRAFTS if drafters else 0)
     kept = host_memories(model.groups, [swap] * len(model.groups), like) if swap else []
     runner = CudaRunner(model, memories, like.device, tiling, kept, sizes=sizes, bounds=split_bounds(context, STEPS))
     pool = GroupedPool([(blocks, group.window) for group in model.groups], on_free=poisoning(runner))
@@ -82,5 +86,10 @@ def fused_bench(
     disk = None if store is None else DiskTier(store, kept, runner.checksums)
     executor = StepExecutor(runner, FixedCosts(Rates(batch=running)))
     tiers = () if disk is None else (disk,)
-    bench = Bench(Engine(executor, pool, limits, "digest", clock=lambda: bench.now, dram=dram, tiers=tiers))
+    bench = Bench(
+        Engine(
+            executor, pool, limits, "digest",
+            clock=lambda: bench.now, dram=dram, tiers=tiers, speculation=Speculation(drafters),
+        )
+    )  # fmt: skip
     return bench
