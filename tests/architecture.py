@@ -120,6 +120,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
         *(
             "quantization",
             "kv_cache",
+            "attention_backends",
             "weights",
             "layers",
             "models",

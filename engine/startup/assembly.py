@@ -26,6 +26,7 @@ from engine.models.decoder import Decoder
 from engine.models.registry import load_model, read_config
 from engine.scheduling.step_costs import MeasuredCosts
 from engine.scheduling.tier import Tier
+from engine.startup.fast_attention import fast_attention
 from engine.startup.draft_checkpoint import ServedParts, load_drafter
 from engine.startup.kept_trials import KeptTrials
 from engine.startup.kv_size import block_counts, host_block_counts
@@ -122,6 +123,8 @@ def assemble(
     run_in += "" if options.kv_dtype == "auto" else f" kv {options.kv_dtype}"
     run_in += " long" if config.rope.stretched(context) else ""
     run_in += runner.numerics
+    fast = fast_attention(runner, context) if options.attention == "fast" else None
+    run_in += "" if fast is None else f" attention {fast.numerics}"
     digest = model_digest(options.model, run_in)
     name = options.served or served_name(options.model)
     limits = EngineLimits(
@@ -134,16 +137,16 @@ def assemble(
         token_targets=options.token_targets,
     )
     costs = MeasuredCosts(options.max_running)
-    is_invariant = make_ready(runner, costs, sizes, digest, trials)
+    is_invariant = make_ready(runner, costs, sizes, digest, trials, () if fast is None else fast.backends)
     served = ServedParts(options.model, config, runner, context, options.token_budget, digest)
     load_draft = None if options.draft_model is None else partial(load_drafter, options.draft_model, served)
-    speculation = make_speculation(options.speculation, runner, sizes, load_draft, is_invariant=is_invariant)
+    speculation = make_speculation(options.speculation, runner, sizes, load_draft, is_invariant=is_invariant, exact=fast is None)
     if dram:
         costs.observe_copies(1, runner.time_copy())
     windows = [group.window for group in model.groups]
     block_bytes = [group.block_bytes for group in model.groups]
     depth = doubling_depth(config)
-    identity = StoreIdentity(digest, numerics_id(runner, options.kv_dtype), model.groups)
+    identity = StoreIdentity(digest, numerics_id(runner, options.kv_dtype, "" if fast is None else fast.numerics), model.groups)
     pool = GroupedPool(list(zip(blocks, windows, strict=True)), block_bytes=block_bytes, attention_tokens=depth)
     return AssembledEngine(
         Engine(
@@ -154,10 +157,12 @@ def assemble(
             dram=_host_pool(windows, kept, dram, depth) if dram else None,
             # What other starts wrote may not be read either: KV that is read has other bits than KV that is computed.
             tiers=_tiers(options, identity, runner, depth, wait_for_others)
-            if dram and not pool.slides and is_invariant
+            if dram and not pool.slides and (is_invariant or fast is not None)
             else (),
             quarantine=Quarantine(options.data / "quarantine"),
-            publishes=is_invariant,
+            # Nobody is promised the same bits by fast attention, so that the test decides nothing.
+            publishes=is_invariant or fast is not None,
+            attention=() if fast is None else fast.names,
             speculation=speculation,
         ),
         ServedModel(name, digest, text_digest(options.model), dtype, config.vocabulary),

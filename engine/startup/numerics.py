@@ -15,8 +15,9 @@ from engine.execution.model_runner import ModelRunner
 from engine.layers.attention_plan import CUTS
 
 
-def numerics_id(runner: ModelRunner, kv_dtype: str) -> str:
-    """The id of a runner that is ready: its self-test has chosen. `kv_dtype`: the setting."""
+def numerics_id(runner: ModelRunner, kv_dtype: str, attention: str = "") -> str:
+    """The id of a runner that is ready: its self-test has chosen. `kv_dtype`: the setting. `attention`: what computes
+    it in place of our kernels, if anything does."""
     device, tiling = runner.device, runner.tiling
     parts = {
         "backend": type(runner).__name__,
@@ -32,6 +33,8 @@ def numerics_id(runner: ModelRunner, kv_dtype: str) -> str:
         "kernels": runner.numerics,
         "tensor_parallel": 1,
     }
+    if attention:
+        parts["attention"] = attention
     return " ".join(f"{name}={_text(value)}" for name, value in parts.items())
 
 

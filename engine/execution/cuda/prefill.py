@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from engine.execution.cuda.fast_prefill import FastPrefill
 from engine.execution.cuda.linears import padded_rows
 from engine.execution.cuda.model import FusedDecoder, FusedLayer, Rows
 from engine.execution.cuda.slots import Chunk
@@ -50,6 +51,8 @@ class Prefill:
         self._on_hopper = [_runs_on_hopper(model, group) for group in range(len(memories))]
         first = {layer.group: layer.kv for layer in reversed(model.layers)}
         self._stored = [first[group] for group in range(len(memories))]
+        self.fast: FastPrefill | None = None
+        """What computes the attention of large chunks in place of our kernels, if anything does."""
         self._bounds = np.array(bounds)
         self._bounds_there = bounds_there
 
@@ -82,12 +85,15 @@ class Prefill:
             if on_hopper[group] and stored.in_fp8:
                 widened[group] = self._renumber(group, blocks[group], chunks, counts)
                 on_hopper[group] = widened[group] is not None
+        taken = [self._taken(group, chunks) for group in range(len(self._windows))]
         tiles = [
             plan_prefill_tiles(
-                spans, heads, self._bounds, window,  # type: ignore[arg-type]
+                [span for span in spans if span[3] not in fast], heads, self._bounds, window,  # type: ignore[arg-type]
                 tile_rows=hopper.TILE_ROWS if large else plain.TILE_ROWS,
             )
-            for heads, window, large in zip(self._heads_per_kv_head, self._windows, on_hopper, strict=True)
+            for heads, window, large, fast in zip(
+                self._heads_per_kv_head, self._windows, on_hopper, taken, strict=True
+            )
         ]  # fmt: skip
         lists = [one for one in widened if one is not None]
         attended = [
@@ -108,6 +114,11 @@ class Prefill:
 
         def attend(layer: FusedLayer, query: torch.Tensor, mixed: torch.Tensor) -> None:
             group, kv = layer.group, layer.kv
+            if taken[group] and self.fast is not None:
+                large = [(spans[index][0], chunks[index]) for index in taken[group]]
+                self.fast.attend(layer, large, [block_tables[group][index] for index in taken[group]], query, mixed)
+            if not len(planned[group].table):
+                return
             memory = wide[group]
             if memory is not None:
                 numbers, data = memory
@@ -117,6 +128,10 @@ class Prefill:
             compute(query, kv, attended_there[group], self._bounds_there, planned[group], layer.scores, mixed)
 
         return self.model(Rows(there[0], there[1], there[2], block_tables), attend)
+
+    def _taken(self, group: int, chunks: Sequence[Chunk]) -> list[int]:
+        """Which of the chunks a library computes."""
+        return [] if self.fast is None else self.fast.taken(group, chunks, self.model, self._stored[group])
 
     def _renumber(self, group: int, table: Ints, chunks: Sequence[Chunk], counts: Sequence[int]) -> Ints | None:
         """The blocks that the chunks attend to, each once; None if they are too many to be widened beforehand.

@@ -11,7 +11,7 @@ import { Loaded } from '~/components/Loaded';
 import { Page } from '~/components/Page';
 import { State } from '~/components/values';
 
-import { announcement, draftsOf, laneRows, stateOf, tierRows, type TierRow } from './replicas';
+import { announcement, attentionOf, draftsOf, laneRows, stateOf, tierRows, type TierRow } from './replicas';
 
 type Replica = Schema<'ReplicaObject'>;
 
@@ -49,6 +49,7 @@ function ReplicaCard({ replica }: { replica: Replica }) {
   const mayChange = may(useMe(), 'fleet.write');
   const { word, tone } = stateOf(replica);
   const drafts = draftsOf(replica.metrics);
+  const attention = attentionOf(replica.metrics);
   return (
     <Paper component="section" withBorder p="md" aria-label={`Replica ${replica.name}`}>
       <Stack gap="sm">
@@ -77,6 +78,7 @@ function ReplicaCard({ replica }: { replica: Replica }) {
           <Figure name="Epoch" value={replica.epoch} />
           <Figure name="Context" value={replica.context_tokens} unit="tokens" />
         </Group>
+        {attention !== '' && <Text size="sm">{attention}</Text>}
         {drafts !== '' && <Text size="sm">{drafts}</Text>}
         <DataTable
           caption={`Queues of ${replica.name}`}
