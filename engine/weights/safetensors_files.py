@@ -22,6 +22,10 @@ _INDEX = "model.safetensors.index.json"
 _WHOLE = "model.safetensors"
 
 
+_BY_ITSELF = ("lm_head.", "model.layers.", "model.embed_tokens.", "model.norm.")
+"""How names of a language part begin in files that name it as if there were nothing else."""
+
+
 @contextmanager
 def _naming(path: Path, name: str) -> Iterator[None]:
     try:
@@ -37,11 +41,22 @@ def _is_file(path: Path) -> bool:
         return False
 
 
+def _own_name(stored: str, prefix: str) -> str | None:
+    """The name that a tensor of a language part has by itself; None for one of another part."""
+    if not prefix or stored.startswith(prefix):
+        return stored.removeprefix(prefix)
+    inside = f"model.{prefix}"
+    if stored.startswith(inside):
+        return f"model.{stored.removeprefix(inside)}"
+    return stored if stored.startswith(_BY_ITSELF) else None
+
+
 class SafetensorsFiles:
     """The tensors in safetensors files by name. Raises ModelError.
 
-    `prefix`: only tensors whose names begin with it are there, and they are called by the rest of their names. `bits`:
-    of codes that are packed into words.
+    `prefix`: of the names of a larger model's language part, which alone is there, under the names that it has by
+    itself; files from other versions of transformers have other names for it (`_own_name`). `bits`: of codes that are
+    packed into words.
     """
 
     norms_are_whole = False
@@ -50,12 +65,15 @@ class SafetensorsFiles:
         self.folder = folder
         self._files: dict[Path, Any] = {}
         self._mapped = 0
-        self._prefix = prefix
         self._bits = bits
-        stored = self._locate().items()
-        self.where: Mapping[str, Path] = {
-            name.removeprefix(prefix): path for name, path in stored if name.startswith(prefix)
-        }
+        self._stored: dict[str, str] = {}
+        """The name in the file of each tensor."""
+        where = {}
+        for stored, path in self._locate().items():
+            name = _own_name(stored, prefix)
+            if name is not None:
+                self._stored[name], where[name] = stored, path
+        self.where: Mapping[str, Path] = where
 
     def is_quantized(self) -> bool:
         """Whether any weight is quantized."""
@@ -104,7 +122,7 @@ class SafetensorsFiles:
         if self._mapped > _MAPPED_BYTES:
             self.close()
         with _naming(path, name):
-            tensor: torch.Tensor = self._open(path).get_tensor(self._prefix + name)
+            tensor: torch.Tensor = self._open(path).get_tensor(self._stored[name])
         self._mapped += tensor.nbytes
         return tensor
 
@@ -123,7 +141,7 @@ class SafetensorsFiles:
         elements = 0
         for name, path in self.where.items():
             with _naming(path, name):
-                stored = self._open(path).get_slice(self._prefix + name)
+                stored = self._open(path).get_slice(self._stored[name])
             count = math.prod(stored.get_shape())
             if name.endswith(("qweight", "weight_packed")):
                 count *= (8 if stored.get_dtype() == "U8" else 32) // self._bits

@@ -146,6 +146,56 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 3.0,
         },
     ),
+    "gemma": ("gemma", {"head_dim": 16, "attention_bias": True}),
+    "qwen2 moe": (
+        "qwen2_moe",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 48,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [0],
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "max_window_layers": 1,
+        },
+    ),
+    "smollm3": (
+        "smollm3",
+        {
+            "num_hidden_layers": 3,
+            "no_rope_layers": [1, 0, 1],
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "granite": (
+        "granite",
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.6,
+            "attention_multiplier": 0.4,
+            "logits_scaling": 2.0,
+            "attention_bias": True,
+        },
+    ),
+    "olmo2": ("olmo2", {"attention_bias": True}),
+    "seed oss": ("seed_oss", {"head_dim": 16, "attention_out_bias": True, "mlp_bias": True}),
+    "glm4": ("glm4", {"head_dim": 16}),
+    "glm4 moe": (
+        "glm4_moe",
+        {
+            **{name: value for name, value in LATENT.items() if "_head_dim" not in name and "_rank" not in name},
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "attention_bias": True,
+            "use_qk_norm": True,
+        },
+    ),
+    "starcoder2": ("starcoder2", {"sliding_window": WINDOW, "tie_word_embeddings": False}),
+    "phi": ("phi", {"hidden_size": 64}),
 }
 
 SEEING = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
