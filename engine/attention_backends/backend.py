@@ -81,6 +81,11 @@ class AttentionBackend(Protocol):
         key, and each sees the keys up to its own.
         """
 
+    def warm_up(self, query: torch.Tensor, kv_heads: int, context: int) -> None:
+        """Make what is made once for chunks of these many rows, which take a moment: no request shall wait for it.
+
+        `context`: the longest sequence."""
+
     def decode(self, query: torch.Tensor, kv: DecodeKv, scores: Scores) -> torch.Tensor:
         """The attention of queries [rows, heads, head dim], one of each sequence; the same shape."""
 

@@ -26,7 +26,7 @@ _LAST_RESORTS = 2
 _CLEARLY = 0.95
 """One that is preferred gives way to another that takes at most this share of its time: were two alike, another start
 would choose another, and find no block of this one's."""
-_TRIAL = {"cuda": (4_096, 16_384), "cpu": (32, 128)}
+_TRIAL = {"cuda": (8_192, 16_384), "cpu": (32, 128)}
 """Rows and keys of the prompt that is measured."""
 _ROUNDS = 3
 
@@ -74,6 +74,9 @@ def choose_attention(
             trials[kind] = _fastest(kind, context, candidates, clock, refused, took_ms)
     if None in kinds:
         refused |= {backend.name: "keys and values are one latent vector" for backend in candidates}
+    for kind, backend in trials.items():
+        if backend is not None:
+            _warm_up(backend, kind, context)
     chosen = ChosenAttention(tuple(None if kind is None else trials[kind] for kind in kinds), refused)
     logger.info(
         "attention is fast: its bits depend on chunks and batches",
@@ -108,6 +111,13 @@ def _fastest(
         if best is None or took < least * _CLEARLY:
             best, least = backend, took
     return best
+
+
+def _warm_up(backend: AttentionBackend, kind: AttentionKind, context: int) -> None:
+    rows = min(_TRIAL["cuda" if kind.device.type == "cuda" else "cpu"][0], context)
+    with torch.inference_mode():
+        query = torch.zeros(rows, kind.heads, kind.head_dim, dtype=kind.dtype, device=kind.device)
+        backend.warm_up(query, kind.kv_heads, context)
 
 
 def _time(backend: AttentionBackend, kind: AttentionKind, context: int, clock: Callable[[], float]) -> float:

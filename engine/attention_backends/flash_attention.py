@@ -96,6 +96,9 @@ class FlashAttention:
         )
         output.copy_(_output(found)[0])
 
+    def warm_up(self, query: torch.Tensor, kv_heads: int, context: int) -> None:
+        """See `AttentionBackend`. Kernels are compiled for any lengths, which the trial does."""
+
     def decode(self, query: torch.Tensor, kv: DecodeKv, scores: Scores) -> torch.Tensor:
         """See `AttentionBackend`."""
         if self._reads_pages(query.device, kv):

@@ -47,6 +47,9 @@ class TorchAttention:
                 seen &= key > place - scores.window
             output[at : at + step] = _masked(part.transpose(0, 1)[None], *held, seen, scores)[0].transpose(0, 1)
 
+    def warm_up(self, query: torch.Tensor, kv_heads: int, context: int) -> None:
+        """See `AttentionBackend`. There is nothing to make."""
+
     def decode(self, query: torch.Tensor, kv: DecodeKv, scores: Scores) -> torch.Tensor:
         """See `AttentionBackend`."""
         keys, values = (part.transpose(1, 2) for part in kv.gather())

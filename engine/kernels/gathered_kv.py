@@ -17,10 +17,10 @@ BLOCK: tl.constexpr = tl.constexpr(BLOCK_TOKENS)
 
 def gather_kv(kv: PagedKv, blocks: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """One layer's keys and values of these blocks, int32 on the device, in their order: [tokens, KV heads, head dim]
-    each, of the type and device of `like`. A head's vectors follow each other."""
+    each, of the type and device of `like`."""
     count, heads, dim = len(blocks), kv.kv_heads, kv.head_dim
-    out = like.new_empty(2, heads, count * BLOCK_TOKENS, dim)
-    strides = BLOCK_TOKENS * dim, count * BLOCK_TOKENS * dim
+    out = like.new_empty(2, count * BLOCK_TOKENS, heads, dim)
+    strides = BLOCK_TOKENS * heads * dim, out.stride(0), dim, heads * dim
     if kv.in_fp8:
         widen_into(kv, blocks, out, strides)
     else:
@@ -38,13 +38,14 @@ def gather_kv(kv: PagedKv, blocks: torch.Tensor, like: torch.Tensor) -> tuple[to
             DIM_PADDED=triton.next_power_of_2(dim),
             num_warps=4,
         )
-    return out[0].transpose(0, 1), out[1].transpose(0, 1)
+    return out[0], out[1]
 
 
 @triton.jit
 def _gather(
-    kv, blocks, out, layer_offset, out_block, out_part, KV_HEADS: tl.constexpr, BLOCK_STRIDE: tl.constexpr,
-    PART_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
+    kv, blocks, out, layer_offset, out_block, out_part, out_head, out_token, KV_HEADS: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr, PART_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr, DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
 ):  # fmt: skip
     index = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -53,8 +54,8 @@ def _gather(
     key = tl.arange(0, BLOCK)[:, None]
     i = tl.arange(0, DIM_PADDED)[None, :]
     held = (key >= 0) & (i < DIM)
-    place = out + index * out_block + part * out_part.to(tl.int64)
-    tl.store(place + key * DIM + i, tl.load(vectors + key * DIM + i, mask=held), mask=held)
+    place = out + index * out_block + part // KV_HEADS * out_part.to(tl.int64) + part % KV_HEADS * out_head
+    tl.store(place + key * out_token + i, tl.load(vectors + key * DIM + i, mask=held), mask=held)
 
 
 def join_attention(
