@@ -42,7 +42,7 @@ QWEN2_5_VL_TEXT = ConfigClass(
         "hidden_act": "silu",
         "max_position_embeddings": 32768,
         "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": None,
         "use_sliding_window": False,
         "sliding_window": 4096,
         "max_window_layers": 80,

@@ -47,7 +47,7 @@ QWEN3_VL_TEXT = ConfigClass(
         "hidden_act": "silu",
         "max_position_embeddings": 128000,
         "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": None,
         "attention_bias": False,
     },
     rope_kinds=TEXT_POSITIONS,

@@ -51,7 +51,7 @@ def smollm3(load: Loader) -> Decoder:
     config, fields = load.config, load.config.fields
     turned, bias = _turned(load), config.attention_bias
     window = fields.count("sliding_window") if fields.flag("use_sliding_window") else 0
-    windows = config.windows(window, lambda index: not turned[index])
+    windows = config.windows(window, lambda index: not turned[index]) if window else (0,) * config.layers
     variants = [
         AttentionVariant(window=size, qkv_bias=bias, output_bias=bias, turned=turned[index])
         for index, size in enumerate(windows)

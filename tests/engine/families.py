@@ -192,6 +192,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": 16,
             "attention_bias": True,
             "use_qk_norm": True,
+            "num_experts_per_tok": 2,
         },
     ),
     "starcoder2": ("starcoder2", {"sliding_window": WINDOW, "tie_word_embeddings": False}),
@@ -202,17 +203,43 @@ SEEING = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "n
 """The part of a model of images and text that we leave alone."""
 
 
-def write_multimodal(folder: Path) -> Path:
-    """A folder with a tiny Gemma 3 of images and text, whose language part is that of `FAMILIES`."""
-    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+MULTIMODAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "gemma3": (FAMILIES["gemma3"][1], {"vision_config": {**SEEING, "image_size": 28, "patch_size": 14}}),
+    "mistral3": (
+        {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
+        {"vision_config": {**SEEING, "model_type": "pixtral", "image_size": 28, "patch_size": 14, "head_dim": 8}},
+    ),
+    "qwen2_5_vl": (
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2]}},
+        {"vision_config": {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 48}},
+    ),
+    "qwen3_vl": (
+        {
+            "head_dim": 16,
+            "attention_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]},
+        },
+        {
+            "vision_config": {
+                **{"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 48},
+                "deepstack_visual_indexes": [0],
+            }
+        },
+    ),
+}
+"""Models of images and text: what is changed of BASE in the language part, and the rest of the configuration."""
 
-    torch.manual_seed(3)
-    vision = {**SEEING, "image_size": 28, "patch_size": 14}
-    text = {**BASE, **FAMILIES["gemma3"][1]}
+
+def write_multimodal(folder: Path, name: str = "gemma3") -> Path:
+    """A folder with a tiny model of images and text."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    text, rest = MULTIMODAL[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=vision))
-        model.save_pretrained(folder, max_shard_size="40KB")
+        torch.manual_seed(3)
+        config = AutoConfig.for_model(name, text_config={**BASE, **text}, **rest)
+        AutoModelForImageTextToText.from_config(config).save_pretrained(folder, max_shard_size="40KB")
     return folder
 
 

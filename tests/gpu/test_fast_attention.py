@@ -117,7 +117,7 @@ def test_cudnn_is_as_near_as_rounding_allows(rows: int, prefix: int) -> None:
         score = torch.einsum("hd,khd->hk", query[row].double(), keys[:seen].double().repeat_interleave(group, 1))
         weights = (score * DIM**-0.5).softmax(-1)
         expected[row] = torch.einsum("hk,khd->hd", weights, values[:seen].double().repeat_interleave(group, 1)).float()
-    assert (output[some].float() - expected[some]).abs().max() < 1e-2
+    assert (output[some].float() - expected[some]).abs().max() < 2e-2
 
 
 @pytest.mark.gpu
