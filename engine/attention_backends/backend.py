@@ -63,6 +63,10 @@ class AttentionBackend(Protocol):
     def version(self) -> str:
         """The version that is installed."""
 
+    @property
+    def row_multiple(self) -> int:
+        """It computes multiples of so many rows best."""
+
     def unsupported(self, kind: AttentionKind) -> str | None:
         """Why it cannot compute attention of this kind here; None if it can. An option that it would pass over is a
         reason."""
@@ -81,10 +85,8 @@ class AttentionBackend(Protocol):
         key, and each sees the keys up to its own.
         """
 
-    def warm_up(self, query: torch.Tensor, kv_heads: int, context: int) -> None:
-        """Make what is made once for chunks of these many rows, which take a moment: no request shall wait for it.
-
-        `context`: the longest sequence."""
+    def warm_up(self, kind: AttentionKind, context: int) -> None:
+        """Make what takes a moment and is made once, before requests. `context`: the longest sequence."""
 
     def decode(self, query: torch.Tensor, kv: DecodeKv, scores: Scores) -> torch.Tensor:
         """The attention of queries [rows, heads, head dim], one of each sequence; the same shape."""

@@ -71,12 +71,15 @@ def choose_attention(
     took_ms: dict[str, float] = {}
     for kind in kinds:
         if kind is not None and kind not in trials:
-            trials[kind] = _fastest(kind, context, candidates, clock, refused, took_ms)
+            times = _times(kind, context, candidates, clock, refused)
+            took_ms |= {backend.name: round(took * 1e3, 3) for backend, took in times}
+            trials[kind] = _clearly_fastest(times)
     if None in kinds:
         refused |= {backend.name: "keys and values are one latent vector" for backend in candidates}
     for kind, backend in trials.items():
         if backend is not None:
-            _warm_up(backend, kind, context)
+            with torch.inference_mode():
+                backend.warm_up(kind, context)
     chosen = ChosenAttention(tuple(None if kind is None else trials[kind] for kind in kinds), refused)
     logger.info(
         "attention is fast: its bits depend on chunks and batches",
@@ -87,37 +90,34 @@ def choose_attention(
     return chosen
 
 
-def _fastest(
+def _times(
     kind: AttentionKind,
     context: int,
     candidates: Sequence[AttentionBackend],
     clock: Callable[[], float],
     refused: dict[str, str],
-    took_ms: dict[str, float],
-) -> AttentionBackend | None:
-    best: AttentionBackend | None = None
-    least = 0.0
+) -> list[tuple[AttentionBackend, float]]:
+    """The candidates that compute this kind, with the seconds that a chunk takes them; `refused` gets the others."""
+    times = []
     for backend in candidates:
         reason = backend.unsupported(kind)
         if reason is None:
             try:
-                took = _time(backend, kind, context, clock)
+                times.append((backend, _time(backend, kind, context, clock)))
             except Exception as error:  # a kernel that is not there for this device is said in any way
                 reason = f"failed: {type(error).__name__}: {error}".partition("\n")[0]
         if reason is not None:
             refused[backend.name] = reason
-            continue
-        took_ms[backend.name] = round(took * 1e3, 3)
+    return times
+
+
+def _clearly_fastest(times: Sequence[tuple[AttentionBackend, float]]) -> AttentionBackend | None:
+    best: AttentionBackend | None = None
+    least = 0.0
+    for backend, took in times:
         if best is None or took < least * _CLEARLY:
             best, least = backend, took
     return best
-
-
-def _warm_up(backend: AttentionBackend, kind: AttentionKind, context: int) -> None:
-    rows = min(_TRIAL["cuda" if kind.device.type == "cuda" else "cpu"][0], context)
-    with torch.inference_mode():
-        query = torch.zeros(rows, kind.heads, kind.head_dim, dtype=kind.dtype, device=kind.device)
-        backend.warm_up(query, kind.kv_heads, context)
 
 
 def _time(backend: AttentionBackend, kind: AttentionKind, context: int, clock: Callable[[], float]) -> float:

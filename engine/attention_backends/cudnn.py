@@ -1,10 +1,10 @@
 """cuDNN's attention, as PyTorch has it: in every installation for GPUs.
 
 PyTorch asks it for a causal mask that begins at the first key ("top left"), and has it make a plan for each shape,
-which takes 50 ms (H200, cuDNN 9.19). So a chunk is computed in pieces of few sizes: of its rows, each with its own keys
-under a causal mask, and of the keys before them, without a mask. They are joined by their log-sum-exps. What remains of
-rows and keys is computed by PyTorch's FlashAttention, which needs no plan. Its form for sequences of several lengths,
-which would be one call, takes ten times as long.
+which takes 50 ms (H200, cuDNN 9.19). So rows are computed `ROWS` at a time: with their own keys under a causal mask,
+and with the keys before them in pieces of few sizes, without a mask. They are joined by their log-sum-exps. What
+remains of rows and keys is computed by PyTorch's FlashAttention, which needs no plan. Its form for sequences of several
+lengths, which would be one call, takes ten times as long.
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ from engine.attention_backends.backend import AttentionKind, unsupported_option,
 from engine.attention_backends.torch_attention import TorchAttention
 from engine.kernels.paged_kv import Scores
 
-LEAST = 512
-_MOST_ROWS, _MOST_KEYS = 8_192, 131_072
-"""Pieces are powers of two between these."""
+ROWS = 2_048
+SIZES = (
+    *(131_072 - 16_384 * step for step in range(8)),
+    *(14_336 - 2_048 * step for step in range(7)),
+    *(1_536, 1_024, 512),
+)
+"""Of pieces of keys: so any number of keys up to 131,072 is three pieces, and less than 512 keys."""
 
 
 class Part(NamedTuple):
@@ -34,6 +38,7 @@ class CudnnAttention(TorchAttention):
     """See the module. Decodes as PyTorch does."""
 
     name = "cudnn"
+    row_multiple = ROWS
 
     @property
     def version(self) -> str:  # type: ignore[override]
@@ -52,47 +57,46 @@ class CudnnAttention(TorchAttention):
         """See `AttentionBackend`."""
         # Strides are part of a shape: here they are those of any number of tokens.
         keys, values = keys.contiguous(), values.contiguous()
-        prefix, at = len(keys) - len(query), 0
-        for rows in pieces(len(query), _MOST_ROWS):
-            end = prefix + at + rows
-            _rows(query[at : at + rows], keys[:end], values[:end], scores.scale, output[at : at + rows])
-            at += rows
+        prefix = len(keys) - len(query)
+        for at in range(0, len(query), ROWS):
+            part = slice(at, min(at + ROWS, len(query)))
+            end = prefix + part.stop
+            _rows(query[part], keys[:end], values[:end], scores.scale, output[part])
 
-    def warm_up(self, query: torch.Tensor, kv_heads: int, context: int) -> None:
-        """Make the plans of chunks of `_MOST_ROWS` at any place. `query`: as many rows of any queries."""
-        before = max(0, min(2 * _MOST_KEYS, context) - len(query)) // LEAST
-        tokens = len(query) + ((1 << before.bit_length()) - 1) * LEAST
-        keys = torch.zeros(tokens, kv_heads, query.shape[2], dtype=query.dtype, device=query.device)
-        self.prefill(query, keys, keys, Scores(1.0), torch.empty_like(query))
+    def warm_up(self, kind: AttentionKind, context: int) -> None:
+        """Make the plan of each shape."""
+        if context < ROWS:
+            return
+        query = torch.zeros(ROWS, kind.heads, kind.head_dim, dtype=kind.dtype, device=kind.device)
+        keys = query.new_zeros(min(SIZES[0], context), kind.kv_heads, kind.head_dim)
+        _rows(query, keys[:ROWS], keys[:ROWS], 1.0, torch.empty_like(query))
+        for size in SIZES:
+            if size <= len(keys):
+                _cudnn(query, keys[:size], keys[:size], 1.0, causal=False)
 
 
-def pieces(size: int, most: int) -> Iterator[int]:
-    """The sizes of the pieces of so many rows or keys, the largest first; the last may be less than `LEAST`."""
-    piece = most
-    while size >= LEAST:
-        while piece > size:
-            piece //= 2
-        yield piece
-        size -= piece
+def pieces(size: int) -> Iterator[int]:
+    """The sizes of the pieces of so many keys, the largest first; the last may be less than all of `SIZES`."""
+    for piece in SIZES:
+        while size >= piece:
+            yield piece
+            size -= piece
     if size:
         yield size
 
 
-def _rows(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, output: torch.Tensor
-) -> None:
-    """The attention of a piece of rows, the last of which stands at the last key."""
-    rows, prefix = len(query), len(keys) - len(query)
-    if rows < LEAST:  # with all its keys at once
+def _rows(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, output: torch.Tensor) -> None:
+    """The attention of at most `ROWS` rows, the last of which stands at the last key."""
+    prefix = len(keys) - len(query)
+    if len(query) < ROWS:  # with all their keys at once
         output.copy_(_flash(query, keys, values, scale, causal=True).output)
         return
     found, at = _cudnn(query, keys[prefix:], values[prefix:], scale, causal=True), 0
-    for size in pieces(prefix, _MOST_KEYS):
+    for size in pieces(prefix):
         part = slice(at, at + size)
-        compute = _flash if size < LEAST else _cudnn
-        before = compute(query, keys[part], values[part], scale, causal=False)
+        compute = _flash if size < SIZES[-1] else _cudnn
         at += size
-        found = _joined(found, before, output if at == prefix else None)
+        found = _joined(found, compute(query, keys[part], values[part], scale, causal=False), output)
     if found.output is not output:
         output.copy_(found.output)
 
@@ -113,12 +117,10 @@ def _flash(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale:
     return Part(output[0], lse[0])
 
 
-def _joined(first: Part, second: Part, output: torch.Tensor | None) -> Part:
-    """Both parts as one, in fp32 unless they are written to `output`."""
+def _joined(first: Part, second: Part, output: torch.Tensor) -> Part:
+    """Both parts as one, written to `output`, which may be one of them."""
     from engine.kernels.gathered_kv import join_attention  # noqa: PLC0415  # Triton, which a CPU does without
 
-    if output is None:
-        output = torch.empty(first.output.shape, dtype=torch.float32, device=first.output.device)
     lse = torch.empty_like(first.lse)
     join_attention(*first, *second, output, lse)
     return Part(output, lse)

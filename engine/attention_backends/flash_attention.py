@@ -42,6 +42,7 @@ class FlashAttention:
     generations: ClassVar[frozenset[int]]
     generations_text: ClassVar[str]
     paging: ClassVar[frozenset[int]] = frozenset()
+    row_multiple: ClassVar[int] = 1
 
     @cached_property
     def _imported(self) -> ModuleType | str:
@@ -96,7 +97,7 @@ class FlashAttention:
         )
         output.copy_(_output(found)[0])
 
-    def warm_up(self, query: torch.Tensor, kv_heads: int, context: int) -> None:
+    def warm_up(self, kind: AttentionKind, context: int) -> None:
         """See `AttentionBackend`. Kernels are compiled for any lengths, which the trial does."""
 
     def decode(self, query: torch.Tensor, kv: DecodeKv, scores: Scores) -> torch.Tensor:
@@ -114,7 +115,14 @@ class FlashAttention:
         return major in self.paging
 
     def _decode(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, kv: DecodeKv, scores: Scores, *, paged: bool
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        kv: DecodeKv,
+        scores: Scores,
+        *,
+        paged: bool,
     ) -> torch.Tensor:
         pages = {self._page_table: kv.tables} if paged else {}
         found = self._library.flash_attn_with_kvcache(
@@ -191,7 +199,14 @@ class FlashAttention4(FlashAttention):
         return 256 if kind.capability[0] == 9 or kind.head_dim == 256 else 128
 
     def _decode(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, kv: DecodeKv, scores: Scores, *, paged: bool
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        kv: DecodeKv,
+        scores: Scores,
+        *,
+        paged: bool,
     ) -> torch.Tensor:
         pages = {self._page_table: kv.tables} if paged else {}
         found = self._library.flash_attn_varlen_func(

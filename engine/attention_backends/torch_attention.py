@@ -26,6 +26,7 @@ class TorchAttention:
 
     name = "torch"
     version = torch.__version__
+    row_multiple = 1
 
     def unsupported(self, kind: AttentionKind) -> str | None:
         """Never a reason."""
@@ -47,7 +48,7 @@ class TorchAttention:
                 seen &= key > place - scores.window
             output[at : at + step] = _masked(part.transpose(0, 1)[None], *held, seen, scores)[0].transpose(0, 1)
 
-    def warm_up(self, query: torch.Tensor, kv_heads: int, context: int) -> None:
+    def warm_up(self, kind: AttentionKind, context: int) -> None:
         """See `AttentionBackend`. There is nothing to make."""
 
     def decode(self, query: torch.Tensor, kv: DecodeKv, scores: Scores) -> torch.Tensor:

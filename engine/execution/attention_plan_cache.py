@@ -60,7 +60,9 @@ class AttentionPlanCache:
     ) -> list[AttentionPlan]:
         """The plans for chunks (start, count, table as `columns` gives it)."""
         return [
-            self._plan([Chunk(start, count, table[index]) for start, count, table in chunks], decodes, index, tile, fused)
+            self._plan(
+                [Chunk(start, count, table[index]) for start, count, table in chunks], decodes, index, tile, fused
+            )
             for index in range(len(self._groups))
         ]
 

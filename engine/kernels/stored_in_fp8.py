@@ -87,7 +87,7 @@ def widen_blocks(kv: PagedKv, blocks: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def widen_into(kv: PagedKv, blocks: torch.Tensor, out: torch.Tensor, strides: tuple[int, int, int, int]) -> None:
-    """The same, with these strides in `out`: from block to block, from keys to values, from KV head to KV head, and from
+    """The same, with these strides in `out`: from block to block, from keys to values, from KV head to KV head, from
     token to token."""
     _widen_blocks[(len(blocks), 2 * kv.kv_heads)](
         kv.data,
@@ -107,8 +107,8 @@ def widen_into(kv: PagedKv, blocks: torch.Tensor, out: torch.Tensor, strides: tu
 
 @triton.jit
 def _widen_blocks(
-    kv, blocks, out, layer_offset, out_block, out_part, out_head, out_token, KV_HEADS: tl.constexpr, BLOCK_STRIDE: tl.constexpr, PART_STRIDE: tl.constexpr,
-    HEAD_STRIDE: tl.constexpr, DIM: tl.constexpr,
+    kv, blocks, out, layer_offset, out_block, out_part, out_head, out_token, KV_HEADS: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr, PART_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
     wait_for_inputs()
     let_next_begin()

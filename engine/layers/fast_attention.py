@@ -23,8 +23,8 @@ from protocol.replicas import LayerGroup
 
 @dataclass(frozen=True)
 class FastChunk:
-    """The rows `first`..`first + count` of the batch; `gather`: the rows of KvMemory's `heads` with their `tokens` keys,
-    the last of which is that of the last row."""
+    """The rows `first`..`first + count` of the batch; `gather`: the rows of KvMemory's `heads` with their `tokens`
+    keys, the last of which is that of the last row."""
 
     first: int
     count: int

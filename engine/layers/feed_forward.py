@@ -27,6 +27,7 @@ class FeedForward:
         inner: int,
         parts: tuple[str, str, str] = PARTS,
         into: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
+        *,
         activation: str | None = None,
     ) -> None:
         config = load.config

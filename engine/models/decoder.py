@@ -24,8 +24,8 @@ class Decoder:
     its weights of few bits. `layers` should be an iterator that makes layers: the embedding, which is held twice while
     the head is made, is then loaded before them.
     `embedding_scale` multiplies embeddings; `plus_one`: the final norm is stored as w − 1; `logit_cap`: the soft cap of
-    logits. `logit_divisor`: logits are divided by it. `norm`: the final norm, if it is none of Llama's. `head_bias`: the
-    head has one.
+    logits. `logit_divisor`: logits are divided by it. `norm`: the final norm, if it is none of Llama's. `head_bias`:
+    the head has one.
     """
 
     def __init__(

@@ -4,8 +4,8 @@ and layers with a sliding window between layers without.
     h = h + norm(attention(norm(h)))
     h = h + norm(Wdown · (gelu(Wgate · norm(h)) ⊙ Wup · norm(h)))
 
-Gemma 1 has the first norm of each part alone, and no windows. Gemma 2 has soft caps on attention scores and logits. Gemma 3 normalizes queries and keys instead, and its window layers
-have a smaller rotary base. All norms are stored as w − 1.
+Gemma 1 has the norms before parts alone, and no windows. Gemma 2 has soft caps on attention scores and logits. Gemma 3
+normalizes queries and keys instead, and its window layers have a smaller rotary base. All norms are stored as w − 1.
 """
 
 from __future__ import annotations

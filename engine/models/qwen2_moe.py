@@ -1,7 +1,7 @@
 """Qwen2-MoE (Yang et al. 2024): Qwen2 with mixtures of experts, beside which a gated expert is shared by all tokens.
 
-    h = h + attention(norm(h))
-    h = h + Σ over the chosen experts of weight · expert(norm(h)) + sigmoid(w · norm(h)) · shared(norm(h))
+h = h + attention(norm(h))
+h = h + Σ over the chosen experts of weight · expert(norm(h)) + sigmoid(w · norm(h)) · shared(norm(h))
 """
 
 from __future__ import annotations

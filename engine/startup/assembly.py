@@ -26,8 +26,8 @@ from engine.models.decoder import Decoder
 from engine.models.registry import load_model, read_config
 from engine.scheduling.step_costs import MeasuredCosts
 from engine.scheduling.tier import Tier
-from engine.startup.fast_attention import fast_attention
 from engine.startup.draft_checkpoint import ServedParts, load_drafter
+from engine.startup.fast_attention import fast_attention
 from engine.startup.kept_trials import KeptTrials
 from engine.startup.kv_size import block_counts, host_block_counts
 from engine.startup.numerics import numerics_id
@@ -137,16 +137,20 @@ def assemble(
         token_targets=options.token_targets,
     )
     costs = MeasuredCosts(options.max_running)
-    is_invariant = make_ready(runner, costs, sizes, digest, trials, () if fast is None else fast.backends)
+    is_invariant = make_ready(runner, costs, sizes, digest, trials, fast=() if fast is None else fast.backends)
     served = ServedParts(options.model, config, runner, context, options.token_budget, digest)
     load_draft = None if options.draft_model is None else partial(load_drafter, options.draft_model, served)
-    speculation = make_speculation(options.speculation, runner, sizes, load_draft, is_invariant=is_invariant, exact=fast is None)
+    speculation = make_speculation(
+        options.speculation, runner, sizes, load_draft, is_invariant=is_invariant, exact=fast is None
+    )
     if dram:
         costs.observe_copies(1, runner.time_copy())
     windows = [group.window for group in model.groups]
     block_bytes = [group.block_bytes for group in model.groups]
     depth = doubling_depth(config)
-    identity = StoreIdentity(digest, numerics_id(runner, options.kv_dtype, "" if fast is None else fast.numerics), model.groups)
+    identity = StoreIdentity(
+        digest, numerics_id(runner, options.kv_dtype, "" if fast is None else fast.numerics), model.groups
+    )
     pool = GroupedPool(list(zip(blocks, windows, strict=True)), block_bytes=block_bytes, attention_tokens=depth)
     return AssembledEngine(
         Engine(

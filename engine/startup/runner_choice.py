@@ -84,6 +84,7 @@ def make_ready(
     sizes: Sizes,
     digest: str,
     kept: KeptTrials,
+    *,
     fast: Sequence[AttentionBackend | None] = (),
 ) -> bool:
     """Test that a row's bits do not depend on its batch, and measure steps: before there are requests.

@@ -211,7 +211,15 @@ MULTIMODAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "qwen2_5_vl": (
         {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2]}},
-        {"vision_config": {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 48}},
+        {
+            "vision_config": {
+                "depth": 1,
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_heads": 2,
+                "out_hidden_size": 48,
+            }
+        },
     ),
     "qwen3_vl": (
         {

@@ -5,6 +5,7 @@ With PyTorch's attention in Triton's interpreter as well; with cuDNN on a GPU.
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from engine.kernels.gathered_kv import gather_kv, join_attention
 from engine.kernels.paged_kv import PagedKv, Scores
 from engine.startup.assembly import assemble
 from engine.startup.options import ReplicaOptions
-from tests.engine.conftest import Bench, generate, write_model
+from tests.engine.conftest import Bench, Families, generate, write_model
 from tests.gpu.execution.fused_bench import fused_bench, small_model
 from tests.gpu.kernels.interpreter import DEVICE
 
@@ -64,6 +65,8 @@ def test_the_attention_of_two_parts_of_the_keys_is_joined(heads: int) -> None:
 class Counting(TorchAttention):
     """Counts the rows of the chunks that it is given."""
 
+    row_multiple = 16
+
     def __init__(self) -> None:
         self.rows: list[int] = []
 
@@ -90,7 +93,8 @@ def test_large_chunks_are_computed_by_the_library_and_others_by_our_kernels(tmp_
     assert outputs[0] == outputs[1]
     layers = len(runner.model.layers)
     assert len(library.rows) >= 3 * layers
-    assert min(library.rows) >= 30
+    assert min(library.rows) >= 32
+    assert not any(rows % 16 for rows in library.rows)
 
 
 # ------------------------------------------------------------ with cuDNN, on a GPU
@@ -100,7 +104,7 @@ HEADS, KV_HEADS, DIM = 32, 8, 128
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", [1_024, 1_500, 8_192, 8_704])
+@pytest.mark.parametrize("rows", [100, 2_048, 8_192, 8_704])
 @pytest.mark.parametrize("prefix", [0, 64, 1_000, 8_192, 8_704 * 3])
 def test_cudnn_is_as_near_as_rounding_allows(rows: int, prefix: int) -> None:
     dtype, library = torch.bfloat16, CudnnAttention()
@@ -134,29 +138,34 @@ def test_cudnn_sees_no_key_behind_those_that_it_is_given() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
-def test_an_engine_runs_and_its_tokens_are_mostly_those_of_exact_attention(tmp_path: Path, kv_dtype: str) -> None:
+def test_an_engine_answers_as_with_exact_attention(tmp_path: Path) -> None:
+    """As near as a rounding of KV to 8 bits is: of that, other attention changes some."""
     folder = write_model(
         tmp_path / "model", num_hidden_layers=2, hidden_size=512, intermediate_size=1_024, head_dim=128,
         num_attention_heads=8, num_key_value_heads=2, vocab_size=4_096, max_position_embeddings=16_384,
     )  # fmt: skip
     prompt = [(7 * i * i + 3 * i) % 4_001 for i in range(9_000)]
-    logits = []
-    for attention in ("exact", "fast"):
+    logits = {}
+    for kv_dtype, attention in product(("auto", "fp8"), ("exact", "fast")):
         options = ReplicaOptions(
-            folder, "unix:x", tmp_path / attention, "r", b"", device="cuda", kv_memory=1 << 28,
-            kv_dtype=kv_dtype, attention=attention, token_budget=4_096, max_running=8,  # type: ignore[arg-type]
+            folder, "unix:x", tmp_path / kv_dtype / attention, "r", b"", device="cuda", kv_memory=1 << 28,
+            kv_dtype=kv_dtype, attention=attention, token_budget=4_200, max_running=8,  # type: ignore[arg-type]
         )  # fmt: skip
         engine = assemble(options).engine
-        assert bool(engine.attention) == (attention == "fast")
+        assert engine.attention == (("cudnn",) if attention == "fast" else ())
         bench = Bench(engine)
         cold = bench.one(generate("cold", prompt, 8))
-        warm = bench.one(generate("warm", prompt, 8))
-        assert bench.counts("warm").read >= 8_000
-        assert cold.tokens[:1] == warm.tokens[:1] or attention == "fast"
-        logits.append(cold.logits[0].float())
-    spread = logits[0].std()
-    assert (logits[0] - logits[1]).abs().max() < 0.1 * spread
+        bench.one(generate("warm", prompt, 8))
+        assert bench.counts("warm").read == 8_960
+        logits[kv_dtype, attention] = cold.logits[0].float()
+
+    def distance(*pair: tuple[str, str]) -> float:
+        first, second = (logits[one] for one in pair)
+        return float((first - second).norm() / first.norm())
+
+    rounding = distance(("auto", "exact"), ("fp8", "exact"))
+    assert distance(("auto", "exact"), ("auto", "fast")) < 0.5 * rounding
+    assert distance(("fp8", "exact"), ("fp8", "fast")) < 1.5 * rounding
 
 
 @pytest.mark.gpu
@@ -165,3 +174,19 @@ def test_on_this_gpu_cudnn_is_at_hand() -> None:
     usable = [backend.name for backend in backends(last_resorts=True) if backend.unsupported(kind) is None]
     assert "cudnn" in usable
     assert usable[-2:] == ["torch-flash", "torch"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["mixtral", "gemma2", "gemma3", "gpt-oss"])
+def test_families_that_our_kernels_do_not_compute(family_folders: Families, tmp_path: Path, family: str) -> None:
+    """Windows, soft caps and sinks; prompts and decodes, by whatever is fastest for each kind of layer."""
+    logits = []
+    for attention in ("exact", "fast"):
+        options = ReplicaOptions(
+            family_folders(family), "unix:x", tmp_path / attention, "r", b"", device="cuda", dtype="float32",
+            kv_memory=1 << 22, attention=attention, max_running=4, token_budget=128,  # type: ignore[arg-type]
+        )  # fmt: skip
+        engine = assemble(options).engine
+        assert bool(engine.attention) == (attention == "fast")
+        logits.append(torch.stack(Bench(engine).one(generate("a", PROMPT, 8)).logits).float())
+    assert (logits[0] - logits[1]).norm() < 1e-3 * logits[0].norm()

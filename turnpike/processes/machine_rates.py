@@ -110,9 +110,7 @@ def compute(model: Path, device: Device, attention: Attention = "exact") -> Mode
     from engine.startup.options import ReplicaOptions
 
     with tempfile.TemporaryDirectory() as data:
-        options = ReplicaOptions(
-            model, "unix:unused", Path(data), "calibrate", b"", device=device, attention=attention
-        )
+        options = ReplicaOptions(model, "unix:unused", Path(data), "calibrate", b"", device=device, attention=attention)
         assembled = assemble(options)
     lengths = [length for length in _PROMPTS if length < assembled.capacity.context_tokens]
     if not lengths:

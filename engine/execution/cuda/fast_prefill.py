@@ -35,37 +35,38 @@ class FastPrefill:
         self._least_rows = least_rows
 
     def taken(self, group: int, chunks: Sequence[Chunk], model: FusedDecoder, stored: PagedKv) -> list[int]:
-        """Which of the chunks are computed by a library in the layers of this group."""
-        if self.backends[group] is None:
-            return []
+        """How many of each chunk's first rows a library computes in the layers of this group."""
+        backend = self.backends[group]
+        if backend is None:
+            return [0] * len(chunks)
         token_bytes = 2 * stored.kv_heads * stored.head_dim * model.embedding.itemsize
-        return [
-            index
-            for index, chunk in enumerate(chunks)
-            if len(chunk.tokens) >= self._least_rows
-            and self._seen(group, chunk)[1] * token_bytes <= _GATHERED_BYTES - BLOCK_TOKENS * token_bytes
-        ]
+        most, rows = _GATHERED_BYTES // token_bytes - BLOCK_TOKENS, []
+        for chunk in chunks:
+            count = len(chunk.tokens) // backend.row_multiple * backend.row_multiple
+            large = count >= self._least_rows and self._seen(group, chunk, count)[1] <= most
+            rows.append(count if large else 0)
+        return rows
 
     def attend(
         self,
         layer: FusedLayer,
-        spans: Sequence[tuple[int, Chunk]],
+        spans: Sequence[tuple[int, Chunk, int]],
         tables: Sequence[torch.Tensor],
         query: torch.Tensor,
         mixed: torch.Tensor,
     ) -> None:
-        """Write the attention of these chunks, each with its first row in `query`, to `mixed`. `tables` int32: the
-        blocks of each chunk in the layer's group, on the device."""
+        """Write the attention of these chunks to `mixed`: each with its first row in `query`, and how many of its rows
+        to compute. `tables` int32: the blocks of each chunk in the layer's group, on the device."""
         backend = self.backends[layer.group]
         assert backend is not None
-        for (first_row, chunk), table in zip(spans, tables, strict=True):
-            first, tokens = self._seen(layer.group, chunk)
+        for (first_row, chunk, rows), table in zip(spans, tables, strict=True):
+            first, tokens = self._seen(layer.group, chunk, rows)
             keys, values = gather_kv(layer.kv, table[first : first + -(-tokens // BLOCK_TOKENS)], query)
-            own = slice(first_row, first_row + len(chunk.tokens))
+            own = slice(first_row, first_row + rows)
             backend.prefill(query[own], keys[:tokens], values[:tokens], layer.scores, mixed[own])
 
-    def _seen(self, group: int, chunk: Chunk) -> tuple[int, int]:
-        """The first block that the chunk sees, and how many keys there are from there to its last one."""
-        window, end = self._windows[group], chunk.start + len(chunk.tokens)
+    def _seen(self, group: int, chunk: Chunk, rows: int) -> tuple[int, int]:
+        """The first block that the chunk's first rows see, and how many keys there are from there to their last one."""
+        window, end = self._windows[group], chunk.start + rows
         first = max(0, chunk.start - window + 1) // BLOCK_TOKENS if window else 0
         return first, end - first * BLOCK_TOKENS

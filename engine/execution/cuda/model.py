@@ -35,7 +35,9 @@ _MOST_GROUPED = 64
 _FP8, _FP8_HEADS = "float8_e4m3fn", (64, 128, 256)
 """KV in 8 bits, and the sizes of heads that may be stored so."""
 
-_OPTIONS = frozenset(("window", "scale", "soft_cap", "qkv_bias", "output_bias", "qk_norm", "plus_one", "sinks", "turned"))
+_OPTIONS = frozenset(
+    ("window", "scale", "soft_cap", "qkv_bias", "output_bias", "qk_norm", "plus_one", "sinks", "turned")
+)
 """The options of `AttentionVariant` that the kernels compute. They would pass over any other."""
 
 _WITH_E4M3 = (8, 9)

@@ -33,6 +33,15 @@ def _runs_on_hopper(model: FusedDecoder, group: int) -> bool:
     return all(hopper.fits(layer.kv, model.heads, dtype, layer.scores) for layer in layers)
 
 
+def _remaining(spans: Sequence[tuple[int, int, int, int]], taken: Sequence[int]) -> list[tuple[int, int, int, int]]:
+    """The spans (first row, start position, tokens, row of the tables) without so many first rows of each."""
+    return [
+        (first + rows, start + rows, count - rows, index)
+        for (first, start, count, index), rows in zip(spans, taken, strict=True)
+        if count > rows
+    ]
+
+
 class Prefill:
     """Prefill passes; keys are cut at `bounds`, given on the host and on the device."""
 
@@ -88,7 +97,7 @@ class Prefill:
         taken = [self._taken(group, chunks) for group in range(len(self._windows))]
         tiles = [
             plan_prefill_tiles(
-                [span for span in spans if span[3] not in fast], heads, self._bounds, window,  # type: ignore[arg-type]
+                _remaining(spans, fast), heads, self._bounds, window,  # type: ignore[arg-type]
                 tile_rows=hopper.TILE_ROWS if large else plain.TILE_ROWS,
             )
             for heads, window, large, fast in zip(
@@ -114,9 +123,15 @@ class Prefill:
 
         def attend(layer: FusedLayer, query: torch.Tensor, mixed: torch.Tensor) -> None:
             group, kv = layer.group, layer.kv
-            if taken[group] and self.fast is not None:
-                large = [(spans[index][0], chunks[index]) for index in taken[group]]
-                self.fast.attend(layer, large, [block_tables[group][index] for index in taken[group]], query, mixed)
+            if self.fast is not None and any(taken[group]):
+                large = [(span, rows) for span, rows in zip(spans, taken[group], strict=True) if rows]
+                self.fast.attend(
+                    layer,
+                    [(first, chunks[index], rows) for (first, _, _, index), rows in large],
+                    [block_tables[group][index] for (*_, index), _ in large],
+                    query,
+                    mixed,
+                )
             if not len(planned[group].table):
                 return
             memory = wide[group]
@@ -130,8 +145,10 @@ class Prefill:
         return self.model(Rows(there[0], there[1], there[2], block_tables), attend)
 
     def _taken(self, group: int, chunks: Sequence[Chunk]) -> list[int]:
-        """Which of the chunks a library computes."""
-        return [] if self.fast is None else self.fast.taken(group, chunks, self.model, self._stored[group])
+        """How many of each chunk's first rows a library computes."""
+        return (
+            [0] * len(chunks) if self.fast is None else self.fast.taken(group, chunks, self.model, self._stored[group])
+        )
 
     def _renumber(self, group: int, table: Ints, chunks: Sequence[Chunk], counts: Sequence[int]) -> Ints | None:
         """The blocks that the chunks attend to, each once; None if they are too many to be widened beforehand.

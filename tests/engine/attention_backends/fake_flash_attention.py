@@ -64,9 +64,7 @@ def _whole(
     assert causal
     assert scale is not None
     assert query.shape[0] == keys.shape[0] == values.shape[0]
-    found = [
-        attention(*one, len(one[1]), scale=scale, **options) for one in zip(query, keys, values, strict=True)
-    ]
+    found = [attention(*one, len(one[1]), scale=scale, **options) for one in zip(query, keys, values, strict=True)]
     return torch.stack(found).to(query.dtype)
 
 
@@ -138,7 +136,7 @@ def flash_attn(calls: Calls, *, soft_caps: bool = True) -> ModuleType:
 
     if not soft_caps:
 
-        def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1)):  # noqa: F811
+        def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1)):
             raise AssertionError("not to be called")
 
     module.flash_attn_func, module.flash_attn_with_kvcache = flash_attn_func, flash_attn_with_kvcache

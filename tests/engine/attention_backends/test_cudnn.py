@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.attention_backends.cudnn import LEAST, CudnnAttention, pieces
+from engine.attention_backends.cudnn import SIZES, CudnnAttention, pieces
 from tests.engine.attention_backends.test_flash_attention import kind
 
 
-@pytest.mark.parametrize("size", [0, 1, 511, 512, 513, 8_704, 30_000, 131_072, 1_048_576 + 77])
-def test_pieces_are_of_few_sizes_and_make_up_the_whole(size: int) -> None:
-    found = list(pieces(size, 8_192))
+@pytest.mark.parametrize("size", [0, 1, 511, 512, 513, 8_704, 30_000, 131_072, 130_559, 1_048_576 + 77])
+def test_keys_are_few_pieces_of_few_sizes(size: int) -> None:
+    found = list(pieces(size))
     assert sum(found) == size
     assert found == sorted(found, reverse=True)
-    assert set(found[:-1]) <= {LEAST << power for power in range(5)}
-    assert not found or found[-1] < LEAST or found[-1] in {LEAST << power for power in range(5)}
+    assert set(found[:-1]) <= set(SIZES)
+    assert len(found) <= 4 + size // SIZES[0]
 
 
 @pytest.mark.parametrize(

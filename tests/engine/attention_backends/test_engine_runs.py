@@ -77,5 +77,7 @@ def test_it_says_what_computes_attention_and_why_nothing_is_drafted(
 
 
 def test_it_is_refused_where_nothing_computes_the_attention(family_folders: Families, tmp_path: Path) -> None:
-    with pytest.raises(StartError, match="attention: fast is not possible .*torch: keys and values are one latent vector"):
+    with pytest.raises(
+        StartError, match=r"attention: fast is not possible .*torch: keys and values are one latent vector"
+    ):
         assembled(family_folders("deepseek v3"), tmp_path, attention="fast")

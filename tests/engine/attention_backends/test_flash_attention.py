@@ -44,7 +44,8 @@ class OnGpu(AttentionKind):
 
 
 def kind(capability: tuple[int, int] = (9, 0), **options: Any) -> AttentionKind:
-    made = OnGpu(**{**dict(dtype=BF16, heads=HEADS, kv_heads=KV_HEADS, head_dim=DIM, device=CPU), **options})
+    base = {"dtype": BF16, "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": DIM, "device": CPU}
+    made = OnGpu(**{**base, **options})
     object.__setattr__(made, "of", capability)
     return made
 
