@@ -38,7 +38,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             runner = driver.engine.executor.runner
             assert isinstance(runner, CudaRunner)
             fast = runner.prefill.fast
-            report |= {"machine": driver.machine, "start_s": driver.ready_s, "libraries": driver.engine.attention}
+            report |= {
+                "machine": driver.machine,
+                "start_s": driver.ready_s,
+                "libraries": driver.engine.executor.attention,
+            }
             print(json.dumps(report), flush=True)
             chance = random.Random(11)
             for repeat in range(args.repeats):

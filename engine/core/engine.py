@@ -63,7 +63,6 @@ class Engine:
 
     `clock` gives seconds since the Unix epoch. `dram`: the pool of host memory; `tiers`: those behind it, the nearest
     first. `quarantine` None: an empty one in memory. `publishes`: whether others may find a request's blocks (C2).
-    `attention`: the libraries that compute it in place of our kernels; others then find the blocks of prompts alone.
     """
 
     def __init__(
@@ -79,7 +78,6 @@ class Engine:
         quarantine: Quarantine | None = None,
         grammars: Grammars | None = None,
         publishes: bool = True,
-        attention: Sequence[str] = (),
         speculation: Speculation = NO_SPECULATION,
     ) -> None:
         self.executor = executor
@@ -89,7 +87,6 @@ class Engine:
         self.tiers = tiers
         self.limits = limits
         self.steps = 0
-        self.attention = tuple(attention)
         self.quarantine = Quarantine(clock=clock) if quarantine is None else quarantine
         self.fairness = FairShare(self.costs, weights=limits.lane_weights)
         self.scheduler = Scheduler(
@@ -104,7 +101,6 @@ class Engine:
             block_bytes=executor.block_bytes,
             # Where a copy takes the step's own time, it costs the same ahead, and in vain if the block is used again.
             most_drafts=executor.most_drafts,
-            prompts_only=bool(attention),
             clean=-(-limits.context_tokens // BLOCK_TOKENS) + 1 if self.copies.beside else 0,
         )
         longest = self.scheduler.needs.longest

@@ -58,7 +58,7 @@ def engine_metrics(engine: Engine) -> dict[str, float]:
         "turnpike_engine_free_blocks": engine.pool.free_blocks,
         "turnpike_engine_cached_blocks": engine.pool.cached_blocks,
         **{
-            f"turnpike_engine_attention_{name.replace('-', '_')}": float(name in engine.attention)
+            f"turnpike_engine_attention_{name.replace('-', '_')}": float(name in engine.executor.attention)
             for name in FAST_NAMES
         },
         **_speculation_metrics(engine),

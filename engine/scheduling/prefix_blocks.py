@@ -15,14 +15,14 @@ from prompt_cache.kv.grouped_pool import Block, GroupedPool
 class PrefixBlocks:
     """The blocks of requests in the index of the device's `pool`, and in the `tiers` behind it.
 
-    `prompts_only`: blocks that have tokens of the output are not published, since decoding would compute a prompt's KV
-    otherwise than a prompt's pass.
+    `prompts_only`, set before there are requests: blocks that have tokens of the output are not published, since
+    decoding computes KV otherwise than a prompt's pass (fast attention).
     """
 
-    def __init__(self, pool: GroupedPool, tiers: FartherTiers, *, prompts_only: bool = False) -> None:
+    def __init__(self, pool: GroupedPool, tiers: FartherTiers) -> None:
         self.pool = pool
         self.tiers = tiers
-        self.prompts_only = prompts_only
+        self.prompts_only = False
 
     # ------------------------------------------------------------ read
 

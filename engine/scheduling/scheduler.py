@@ -54,8 +54,7 @@ class Scheduler:
     `pool`: the KV blocks on the device; `dram`: blocks in host memory, None for no such tier; `tiers`: those behind it,
     the nearest first, which need `dram`. `budget`: tokens a step. `max_running`: slots. `targets`: µs between two
     tokens by lane. `chooser`: fetch or recompute, by `block_bytes` of a block in all layer groups. `clean`: blocks that
-    the background writer keeps so. `most_drafts`: of a request in a step. `prompts_only`: see `PrefixBlocks`. Raises
-    ValueError for too small a budget.
+    the background writer keeps so. `most_drafts`: of a request in a step. Raises ValueError for too small a budget.
     """
 
     def __init__(
@@ -73,7 +72,6 @@ class Scheduler:
         block_bytes: int = 1 << 19,
         clean: int = 0,
         most_drafts: int = 0,
-        prompts_only: bool = False,
     ) -> None:
         if budget < max_running + BLOCK_TOKENS:
             raise ValueError(
@@ -96,7 +94,7 @@ class Scheduler:
             block_bytes=block_bytes,
             clean=clean,
         )
-        self.blocks = PrefixBlocks(pool, self.tiers, prompts_only=prompts_only)
+        self.blocks = PrefixBlocks(pool, self.tiers)
         self.capacity = Capacity(max_running, self.needs.longest or max(group.total for group in pool.pools))
         self.batch = DecodeBatch(max_running, most_drafts, budget - max_running - BLOCK_TOKENS)
         self.prefilling = Prefilling(self.needs, self.queue, self.blocks, self.tiers.restores)

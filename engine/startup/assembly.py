@@ -152,23 +152,24 @@ def assemble(
         digest, numerics_id(runner, options.kv_dtype, "" if fast is None else fast.numerics), model.groups
     )
     pool = GroupedPool(list(zip(blocks, windows, strict=True)), block_bytes=block_bytes, attention_tokens=depth)
+    engine = Engine(
+        StepExecutor(runner, costs, () if fast is None else fast.names),
+        pool,
+        limits,
+        digest,
+        dram=_host_pool(windows, kept, dram, depth) if dram else None,
+        # What other starts wrote may not be read either: KV that is read has other bits than KV that is computed.
+        tiers=_tiers(options, identity, runner, depth, wait_for_others)
+        if dram and not pool.slides and (is_invariant or fast is not None)
+        else (),
+        quarantine=Quarantine(options.data / "quarantine"),
+        # Nobody is promised the same bits by fast attention, so that the test decides nothing.
+        publishes=is_invariant or fast is not None,
+        speculation=speculation,
+    )
+    engine.scheduler.blocks.prompts_only = fast is not None
     return AssembledEngine(
-        Engine(
-            StepExecutor(runner, costs),
-            pool,
-            limits,
-            digest,
-            dram=_host_pool(windows, kept, dram, depth) if dram else None,
-            # What other starts wrote may not be read either: KV that is read has other bits than KV that is computed.
-            tiers=_tiers(options, identity, runner, depth, wait_for_others)
-            if dram and not pool.slides and (is_invariant or fast is not None)
-            else (),
-            quarantine=Quarantine(options.data / "quarantine"),
-            # Nobody is promised the same bits by fast attention, so that the test decides nothing.
-            publishes=is_invariant or fast is not None,
-            attention=() if fast is None else fast.names,
-            speculation=speculation,
-        ),
+        engine,
         ServedModel(name, digest, text_digest(options.model), dtype, config.vocabulary),
         Layout(BLOCK_TOKENS, model.groups),
         Capacity(blocks, context, options.max_running),

@@ -98,7 +98,7 @@ def make_ready(
 
         if isinstance(runner, CudaRunner):  # it was tested when it was made
             if fast:
-                runner.attend_by(fast)
+                runner.prefill.attend_by(fast)
             measure(costs, runner)
             return True
     is_invariant = ensure_batch_invariance(runner, sizes.budget, sizes.running, sizes.context, digest=digest, kept=kept)

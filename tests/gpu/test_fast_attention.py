@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from engine.executor.attention_backends.backend import AttentionKind
+from engine.executor.attention_backends.chooser import backends
+from engine.executor.attention_backends.cudnn import CudnnAttention
+from engine.executor.attention_backends.torch_attention import TorchAttention
 
-from engine.attention_backends.backend import AttentionKind
-from engine.attention_backends.chooser import backends
-from engine.attention_backends.cudnn import CudnnAttention
-from engine.attention_backends.torch_attention import TorchAttention
 from engine.execution.cuda.fast_prefill import FastPrefill
 from engine.execution.cuda.runner import CudaRunner
 from engine.kernels.gathered_kv import gather_kv, join_attention
@@ -152,7 +152,7 @@ def test_an_engine_answers_as_with_exact_attention(tmp_path: Path) -> None:
             kv_dtype=kv_dtype, attention=attention, token_budget=4_200, max_running=8,  # type: ignore[arg-type]
         )  # fmt: skip
         engine = assemble(options).engine
-        assert engine.attention == (("cudnn",) if attention == "fast" else ())
+        assert engine.executor.attention == (("cudnn",) if attention == "fast" else ())
         bench = Bench(engine)
         cold = bench.one(generate("cold", prompt, 8))
         bench.one(generate("warm", prompt, 8))
@@ -187,6 +187,6 @@ def test_families_that_our_kernels_do_not_compute(family_folders: Families, tmp_
             kv_memory=1 << 22, attention=attention, max_running=4, token_budget=128,  # type: ignore[arg-type]
         )  # fmt: skip
         engine = assemble(options).engine
-        assert bool(engine.attention) == (attention == "fast")
+        assert bool(engine.executor.attention) == (attention == "fast")
         logits.append(torch.stack(Bench(engine).one(generate("a", PROMPT, 8)).logits).float())
     assert (logits[0] - logits[1]).norm() < 1e-3 * logits[0].norm()

@@ -127,7 +127,7 @@ def compute(model: Path, device: Device, attention: Attention = "exact") -> Mode
         context,
         speculator.planner.costs,
         OFF[speculator.off] if speculator.off else "",
-        assembled.engine.attention,
+        assembled.engine.executor.attention,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from engine.attention_backends.backend import AttentionBackend
 from engine.execution.cuda.fast_prefill import FastPrefill
 from engine.execution.cuda.linears import padded_rows
 from engine.execution.cuda.model import FusedDecoder, FusedLayer, Rows
@@ -143,6 +144,10 @@ class Prefill:
             compute(query, kv, attended_there[group], self._bounds_there, planned[group], layer.scores, mixed)
 
         return self.model(Rows(there[0], there[1], there[2], block_tables), attend)
+
+    def attend_by(self, backends: Sequence[AttentionBackend | None]) -> None:
+        """Have libraries compute the attention of large chunks in the layer groups for which there is one."""
+        self.fast = FastPrefill(backends, self._windows)
 
     def _taken(self, group: int, chunks: Sequence[Chunk]) -> list[int]:
         """How many of each chunk's first rows a library computes."""

@@ -17,11 +17,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.attention_backends.backend import AttentionBackend
 from engine.execution.cuda.decode_steps import DecodeSteps
 from engine.execution.cuda.deferred_draws import DeferredDraws, Drawn
 from engine.execution.cuda.draws import Draws, changed_rows, is_guided
-from engine.execution.cuda.fast_prefill import FastPrefill
 from engine.execution.cuda.flights import (
     Flags,
     Flight,
@@ -104,10 +102,6 @@ class CudaRunner(ModelRunner):
     @property
     def numerics(self) -> str:
         return " fused fp8" if any(product.in_fp8 for product in self.fused.linears()) else " fused"
-
-    def attend_by(self, backends: Sequence[AttentionBackend | None]) -> None:
-        """Have libraries compute the attention of large chunks; decode steps are ours."""
-        self.prefill.fast = FastPrefill(backends, [memory.group.window for memory in self.memories])
 
     def idles_between_steps(self) -> bool:
         """Not while the step that was queued ahead is computed."""
