@@ -47,11 +47,11 @@ def _turned(load: Loader) -> list[bool]:
 
 
 def smollm3(load: Loader) -> Decoder:
-    """SmolLM3. If windows are used, layers that turn no heads have one."""
+    """SmolLM3. If windows are used, the layers of `layer_types` have one; without those, layers that turn no heads."""
     config, fields = load.config, load.config.fields
     turned, bias = _turned(load), config.attention_bias
-    window = fields.count("sliding_window") if fields.flag("use_sliding_window") else 0
-    windows = config.windows(window, lambda index: not turned[index]) if window else (0,) * config.layers
+    slides = fields.flag("use_sliding_window") or bool(fields.texts("layer_types"))
+    windows = config.windows(fields.count("sliding_window") if slides else 0, lambda index: not turned[index])
     variants = [
         AttentionVariant(window=size, qkv_bias=bias, output_bias=bias, turned=turned[index])
         for index, size in enumerate(windows)

@@ -152,7 +152,9 @@ def test_the_attention_of_each_model() -> None:
     assert Settings().attention_of(0) == "exact"
     loaded = loading.load({"model": "a,b", "attention": "exact; fast"}, {})
     assert [loaded.attention_of(at) for at in range(2)] == ["exact", "fast"]
-    assert loading.load({"model": "a,b", "attention": "fast"}, {}).attention_of(1) == "fast", "one choice is that of all"
+    assert loading.load({"model": "a,b", "attention": "fast"}, {}).attention_of(1) == "fast", (
+        "one choice is that of all"
+    )
     with pytest.raises(SettingError, match="attention: 2 choices for 1 models"):
         loading.load({"model": "a", "attention": "exact;fast"}, {}).attention_of(0)
     with pytest.raises(SettingError, match=r"attention \(from --attention\): 'faster' is not exact or fast"):
