@@ -6,7 +6,7 @@ id of its own, shares the blocks of prompts alone, and verifies no drafts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -85,8 +85,11 @@ class AttentionBackend(Protocol):
         key, and each sees the keys up to its own.
         """
 
-    def warm_up(self, kind: AttentionKind, context: int) -> None:
-        """Make what takes a moment and is made once, before requests. `context`: the longest sequence."""
+    def warm_up(self, kind: AttentionKind, context: int) -> Iterator[None]:
+        """Make what takes a moment and is made once, a piece at a time, in the thread that computes requests.
+
+        `context`: the longest sequence.
+        """
 
     def decode(self, query: torch.Tensor, kv: DecodeKv, scores: Scores) -> torch.Tensor:
         """The attention of queries [rows, heads, head dim], one of each sequence; the same shape."""

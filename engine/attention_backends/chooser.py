@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -43,11 +43,19 @@ class ChosenAttention:
 
     backends: tuple[AttentionBackend | None, ...]
     refused: Mapping[str, str]
+    kinds: tuple[AttentionKind | None, ...] = ()
+    """What is computed."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """The libraries that are used, each once."""
         return tuple(dict.fromkeys(backend.name for backend in self.backends if backend is not None))
+
+    def warm_up(self, context: int) -> Iterator[None]:
+        """Make what the libraries make once; see `AttentionBackend`."""
+        for kind, backend in dict.fromkeys(zip(self.kinds, self.backends, strict=True)):
+            if kind is not None and backend is not None:
+                yield from backend.warm_up(kind, context)
 
     @property
     def numerics(self) -> str:
@@ -76,11 +84,8 @@ def choose_attention(
             trials[kind] = _clearly_fastest(times)
     if None in kinds:
         refused |= {backend.name: "keys and values are one latent vector" for backend in candidates}
-    for kind, backend in trials.items():
-        if backend is not None:
-            with torch.inference_mode():
-                backend.warm_up(kind, context)
-    chosen = ChosenAttention(tuple(None if kind is None else trials[kind] for kind in kinds), refused)
+    backends_of = tuple(None if kind is None else trials[kind] for kind in kinds)
+    chosen = ChosenAttention(backends_of, refused, tuple(kinds))
     logger.info(
         "attention is fast: its bits depend on chunks and batches",
         groups=["exact" if backend is None else identity(backend) for backend in chosen.backends],

@@ -63,16 +63,15 @@ class CudnnAttention(TorchAttention):
             end = prefix + part.stop
             _rows(query[part], keys[:end], values[:end], scores.scale, output[part])
 
-    def warm_up(self, kind: AttentionKind, context: int) -> None:
-        """Make the plan of each shape."""
-        if context < ROWS:
-            return
+    def warm_up(self, kind: AttentionKind, context: int) -> Iterator[None]:
+        """See `AttentionBackend`. Makes the plan of each shape: PyTorch keeps plans by thread."""
         query = torch.zeros(ROWS, kind.heads, kind.head_dim, dtype=kind.dtype, device=kind.device)
         keys = query.new_zeros(min(SIZES[0], context), kind.kv_heads, kind.head_dim)
-        _rows(query, keys[:ROWS], keys[:ROWS], 1.0, torch.empty_like(query))
-        for size in SIZES:
-            if size <= len(keys):
-                _cudnn(query, keys[:size], keys[:size], 1.0, causal=False)
+        for size in reversed(SIZES):
+            if ROWS + size <= len(keys):
+                held = keys[: ROWS + size]
+                self.prefill(query, held, held, Scores(1.0), torch.empty_like(query))
+                yield
 
 
 def pieces(size: int) -> Iterator[int]:

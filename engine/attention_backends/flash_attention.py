@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
@@ -97,8 +97,9 @@ class FlashAttention:
         )
         output.copy_(_output(found)[0])
 
-    def warm_up(self, kind: AttentionKind, context: int) -> None:
+    def warm_up(self, kind: AttentionKind, context: int) -> Iterator[None]:
         """See `AttentionBackend`. Kernels are compiled for any lengths, which the trial does."""
+        yield from ()
 
     def decode(self, query: torch.Tensor, kv: DecodeKv, scores: Scores) -> torch.Tensor:
         """See `AttentionBackend`."""

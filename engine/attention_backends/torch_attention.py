@@ -5,6 +5,8 @@ The last resort of `--attention fast`, where neither our kernels nor a library c
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -48,8 +50,9 @@ class TorchAttention:
                 seen &= key > place - scores.window
             output[at : at + step] = _masked(part.transpose(0, 1)[None], *held, seen, scores)[0].transpose(0, 1)
 
-    def warm_up(self, kind: AttentionKind, context: int) -> None:
+    def warm_up(self, kind: AttentionKind, context: int) -> Iterator[None]:
         """See `AttentionBackend`. There is nothing to make."""
+        yield from ()
 
     def decode(self, query: torch.Tensor, kv: DecodeKv, scores: Scores) -> torch.Tensor:
         """See `AttentionBackend`."""

@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import structlog
@@ -27,7 +28,7 @@ from engine.models.registry import load_model, read_config
 from engine.scheduling.step_costs import MeasuredCosts
 from engine.scheduling.tier import Tier
 from engine.startup.draft_checkpoint import ServedParts, load_drafter
-from engine.startup.fast_attention import fast_attention
+from engine.startup.fast_attention import fast_attention, warm_up_fast
 from engine.startup.kept_trials import KeptTrials
 from engine.startup.kv_size import block_counts, host_block_counts
 from engine.startup.numerics import numerics_id
@@ -173,7 +174,7 @@ def assemble(
         ServedModel(name, digest, text_digest(options.model), dtype, config.vocabulary),
         Layout(BLOCK_TOKENS, model.groups),
         Capacity(blocks, context, options.max_running),
-        warm_up(runner, options.token_budget),
+        chain(warm_up(runner, options.token_budget), () if fast is None else warm_up_fast(runner, fast, context)),
         LlguidanceGrammars(options.model, config.vocabulary, end_tokens(options.model)),
         identity.numerics,
     )

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+import torch
 
 from engine.attention_backends.backend import AttentionBackend, AttentionKind
 from engine.attention_backends.chooser import ChosenAttention, backends, choose_attention
 from engine.errors import StartError
 from engine.execution.model_runner import ModelRunner
+from engine.kernels.paged_kv import PagedKv
 from engine.layers.self_attention import SelfAttention
+
+_END = object()
 
 
 def fast_attention(
@@ -52,3 +57,20 @@ def attention_kinds(runner: ModelRunner) -> list[AttentionKind | None]:
             )
         )
     return kinds
+
+
+def warm_up_fast(runner: ModelRunner, chosen: ChosenAttention, context: int) -> Iterator[None]:
+    """Make what requests would wait for, a piece at a time, in the engine's thread."""
+    if runner.has_kernels:
+        from engine.kernels.gathered_kv import gather_kv  # noqa: PLC0415  # Triton, which a CPU does without
+
+        first = torch.zeros(1, dtype=torch.int32, device=runner.device)
+        for memory in runner.memories:
+            gather_kv(PagedKv(memory.data, 0), first, runner.model.embedding.weight)
+        yield
+    pieces = chosen.warm_up(context)
+    while True:
+        with torch.inference_mode():
+            if next(pieces, _END) is _END:
+                return
+        yield

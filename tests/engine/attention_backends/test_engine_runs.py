@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from engine.attention_backends.backend import AttentionKind
+from engine.attention_backends.torch_attention import TorchAttention
 from engine.core.metrics import engine_metrics
 from engine.errors import StartError
 from engine.startup.assembly import AssembledEngine, assemble
+from engine.startup.fast_attention import fast_attention, warm_up_fast
 from engine.startup.options import ReplicaOptions
 from tests.engine.conftest import Bench, Families, generate
 
@@ -81,3 +85,23 @@ def test_it_is_refused_where_nothing_computes_the_attention(family_folders: Fami
         StartError, match=r"attention: fast is not possible .*torch: keys and values are one latent vector"
     ):
         assembled(family_folders("deepseek v3"), tmp_path, attention="fast")
+
+
+def test_what_a_library_makes_once_is_made_before_requests(tiny_model: Path, tmp_path: Path) -> None:
+    made: list[int] = []
+
+    class Making(TorchAttention):
+        def warm_up(self, kind: AttentionKind, context: int) -> Iterator[None]:
+            assert torch.is_inference_mode_enabled()
+            for number in range(3):
+                made.append(number)
+                yield
+
+    engine = assembled(tiny_model, tmp_path).engine
+    runner = engine.executor.runner
+    pieces = warm_up_fast(runner, fast_attention(runner, 512, [Making()]), 512)
+    assert made == []
+    for count, _ in enumerate(pieces, 1):
+        assert len(made) == count
+        assert not torch.is_inference_mode_enabled()
+    assert made == [0, 1, 2]
