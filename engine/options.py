@@ -12,6 +12,8 @@ Quantize = Literal["none", "fp8", "mxfp4", "nvfp4", "int4", "int4-g64", "int4-g3
 """What linear weights are rounded to on loading. Integers have groups of 128 inputs unless the name says otherwise."""
 KvDtype = Literal["auto", "fp8"]
 """What KV is stored in; `auto` is the model's own type."""
+Attention = Literal["exact", "fast"]
+"""Whether attention has the same bits in any chunk and batch, or is computed by the library that is fastest here."""
 Weights = Literal["auto", "decoded", "packed"]
 """Whether packed weights (a few bits each) are decoded on loading (faster) or stay packed (smaller).
 
@@ -31,6 +33,14 @@ DRAFTERS = (*TEXT_DRAFTERS, DRAFT_MODEL)
 def split_speculation(text: str) -> Sequence[str]:
     """The choices of several models, in their order; one choice is that of all."""
     return [part.strip() for part in text.split(";")]
+
+
+def parse_attention(text: str) -> Attention:
+    """Raises ValueError."""
+    match text:
+        case "exact" | "fast":
+            return text
+    raise ValueError(f"{text!r} is not exact or fast")
 
 
 def parse_speculation(text: str, *, draft_model: bool = False) -> Sequence[str]:

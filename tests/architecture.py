@@ -134,6 +134,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
         *(
             "quantization",
             "kv_cache",
+            "attention_backends",
             "weights",
             "layers",
             "models",

@@ -57,7 +57,7 @@ class InProcessDriver:
         self._sent = 0
         self._started = process_started()
         journal = Journal(options.data)
-        self.loop = EngineLoop(self.engine, journal, self._deliver, self._failed)
+        self.loop = EngineLoop(self.engine, journal, self._deliver, self._failed, chores=assembled.warm_up)
         self.loop.start()
         self.ready_s = self.since_start()
 

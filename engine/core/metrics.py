@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.attention_backends.chooser import NAMES as FAST_NAMES
 from engine.core.engine import Engine
 from engine.options import DRAFT_MODEL, DRAFTERS, WEIGHT_DRAFTERS
 from engine.speculation.speculator import OFF
@@ -57,6 +58,10 @@ def engine_metrics(engine: Engine) -> dict[str, float]:
         "turnpike_engine_free_blocks": engine.pool.free_blocks,
         "turnpike_engine_cached_blocks": engine.pool.cached_blocks,
         **engine.traffic.metrics(),
+        **{
+            f"turnpike_engine_attention_{name.replace('-', '_')}": float(name in engine.executor.attention)
+            for name in FAST_NAMES
+        },
         **_speculation_metrics(engine),
         **_tier_metrics(engine),
     }

@@ -21,10 +21,12 @@ logger = structlog.get_logger("engine.execution.executor")
 
 
 class StepExecutor:
-    """Runs steps on a runner, and tells `costs` what they took. `most_drafts`: how many a decode may have."""
+    """Runs steps on a runner, and tells `costs` what they took. `most_drafts`: how many a decode may have. `attention`:
+    the libraries that compute it in place of our kernels."""
 
-    def __init__(self, runner: ModelRunner, costs: StepCosts) -> None:
+    def __init__(self, runner: ModelRunner, costs: StepCosts, attention: Sequence[str] = ()) -> None:
         self.runner = runner
+        self.attention = tuple(attention)
         self.costs = costs
         self.working: Sequence[Work] = ()
         """The work that is computed now; another thread may read it."""

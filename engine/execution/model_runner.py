@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from engine.adapters.adapted_linear import StepAdapters
+from engine.attention_backends.backend import AttentionBackend
 from engine.execution.attention_plan_cache import AttentionPlanCache, columns
 from engine.execution.cpu_threads import Threads
 from engine.execution.stopwatch import Stopwatch
@@ -66,6 +67,8 @@ class ModelRunner:
 
     clears = True
     gives_states = True
+    has_kernels = False
+    """Whether kernels of ours compute the attention, and not stock operations."""
 
     def __init__(
         self,
@@ -99,6 +102,10 @@ class ModelRunner:
     def numerics(self) -> str:
         """What decides the bits of KV beside weights and types: blocks of another kind are not found as ours."""
         return ""
+
+    def attend_by(self, backends: Sequence[AttentionBackend | None]) -> None:
+        """Have libraries compute the attention of the layer groups for which there is one (`--attention fast`)."""
+        self._plan_cache.backends = backends
 
     def check_device(self) -> None:
         """Raise DeviceFailed if the device computes nothing more: a fault of a CUDA kernel ends all that follows it."""

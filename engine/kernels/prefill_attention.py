@@ -52,7 +52,7 @@ def plan_prefill_tiles(
             end = min((at // tokens + 1) * tokens, start + count)
             rows.append((first_row + at - start, end - at, at, table_row))
             at = end
-    table = np.array(rows, np.int32)
+    table = np.array(rows, np.int32).reshape(-1, 4)
     last = np.searchsorted(bounds, table[:, 2] + table[:, 1] - 1, side="right") - 1
     oldest = np.maximum(table[:, 2] - window + 1, 0) if window else np.zeros(len(rows), np.int64)
     first = np.searchsorted(bounds, oldest, side="right") - 1

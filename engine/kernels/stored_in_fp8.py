@@ -82,11 +82,19 @@ def narrow(x, inside):
 
 def widen_blocks(kv: PagedKv, blocks: torch.Tensor, out: torch.Tensor) -> None:
     """One layer of these blocks, int32 on the device, → `out` bf16 [blocks, 1, 2, KV heads, 64, head dim]."""
+    head = BLOCK_TOKENS * kv.head_dim
+    widen_into(kv, blocks, out, (2 * kv.kv_heads * head, kv.kv_heads * head, head, kv.head_dim))
+
+
+def widen_into(kv: PagedKv, blocks: torch.Tensor, out: torch.Tensor, strides: tuple[int, int, int, int]) -> None:
+    """The same, with these strides in `out`: from block to block, from keys to values, from KV head to KV head, from
+    token to token."""
     _widen_blocks[(len(blocks), 2 * kv.kv_heads)](
         kv.data,
         blocks,
         out,
         kv.layer_offset,
+        *strides,
         KV_HEADS=kv.kv_heads,
         BLOCK_STRIDE=kv.block_stride,
         PART_STRIDE=kv.part_stride,
@@ -99,8 +107,8 @@ def widen_blocks(kv: PagedKv, blocks: torch.Tensor, out: torch.Tensor) -> None:
 
 @triton.jit
 def _widen_blocks(
-    kv, blocks, out, layer_offset, KV_HEADS: tl.constexpr, BLOCK_STRIDE: tl.constexpr, PART_STRIDE: tl.constexpr,
-    HEAD_STRIDE: tl.constexpr, DIM: tl.constexpr,
+    kv, blocks, out, layer_offset, out_block, out_part, out_head, out_token, KV_HEADS: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr, PART_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
     wait_for_inputs()
     let_next_begin()
@@ -112,6 +120,7 @@ def _widen_blocks(
     i = tl.arange(0, DIM // 2)[None, :]
     present = key < BLOCK
     first, second = widen(vectors, key[:, None] * (DIM // 2) + i, present[:, None], key, present, DIM)
-    place = out + (index * 2 * KV_HEADS + part) * BLOCK * DIM + key[:, None] * DIM + i
+    place = out + index * out_block + part // KV_HEADS * out_part.to(tl.int64) + part % KV_HEADS * out_head
+    place += key[:, None] * out_token + i
     tl.store(place, first)
     tl.store(place + DIM // 2, second)

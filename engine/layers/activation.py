@@ -1,4 +1,4 @@
-"""The gated activations of the feed-forward layer, by their names in configurations.
+"""The activations of the feed-forward layer, gated and alone, by their names in configurations.
 
 They use `exp`, `tanh` and `erf` of whole tensors: torch's silu and gelu compute the last few elements of a range by
 another function, so that an element's bits would depend on how threads divide the rows (E1).
@@ -35,8 +35,17 @@ def gelu_times(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return (gate * math.sqrt(0.5)).erf_().add_(1.0).mul_(gate).mul_(0.5).mul_(up)
 
 
+def _alone(times: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: times(x, _one(x.dtype, x.device))
+
+
 GATED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "silu": silu_times,
     "gelu": gelu_times,
     "gelu_pytorch_tanh": gelu_tanh_times,
+}
+PLAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    **{name: _alone(times) for name, times in GATED.items()},
+    "gelu_new": _alone(gelu_tanh_times),
+    "relu": torch.relu,
 }

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import torch
 
+from engine.kernels.paged_kv import Scores
 from engine.kv_cache.memory import KvMemory, Tensors
 from engine.layers.attention_plan import AttentionPlan, Pairs, Tiles, padded_rows
 
@@ -43,7 +44,11 @@ def attend(
     if padding:
         entries = entries.narrow(0, 0, plan.tokens)
     memory.store(layer, plan.write, entries.reshape(-1, memory.group.head_dim))
-    outputs = [_tiles(query, tiles, memory, layer, scoring) for tiles in plan.tiles]
+    if plan.fast is None:
+        outputs = [_tiles(query, tiles, memory, layer, scoring) for tiles in plan.tiles]
+    else:
+        scores = Scores(scoring.scale, memory.group.window, scoring.soft_cap, scoring.sinks)
+        outputs = [plan.fast(query, memory, layer, scores, scoring.value_dim)]
     if padding:
         outputs.append(memory.zeros(padding, query.shape[1] * scoring.value_dim))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)

@@ -13,7 +13,7 @@ Queries come in *tiles*: one token of each decoding request, or `PREFILL_TILE` t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.kv_cache.memory import parts
+from engine.kernels.paged_kv import Scores
+from engine.kv_cache.memory import KvMemory, parts
 from engine.layers.matmul_kernels import ROW_MULTIPLE
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import ABSENT
@@ -31,6 +32,8 @@ PREFILL_TILE = 64
 MASKED = -1e30
 """Added to the score of a key that a query does not see, so that its weight is exactly 0."""
 
+Fast: TypeAlias = Callable[[torch.Tensor, KvMemory, int, Scores, int], torch.Tensor]
+"""See `engine.layers.fast_attention.FastAttention`."""
 Indices: TypeAlias = NDArray[np.int64]
 Flags: TypeAlias = NDArray[np.bool_]
 
@@ -151,6 +154,8 @@ class AttentionPlan:
     tiles: tuple[Tiles, ...]
     standing: DecodeAdvance | None
     """None where not all are decodes."""
+    fast: Fast | None = None
+    """What computes the step in place of the tiles, of which there are none then."""
 
     def move(self, positions: Indices) -> None:
         """Change the plan in place to the same decodes at later positions in the same blocks."""
@@ -179,8 +184,12 @@ def plan_attention(
     device: torch.device,
     tile: int = PREFILL_TILE,
     fused: bool = False,
+    tiled: bool = True,
 ) -> AttentionPlan:
-    """The plan for chunks that lie one after the other in the batch, the first `decodes` of them of one token each."""
+    """The plan for chunks that lie one after the other in the batch, the first `decodes` of them of one token each.
+
+    Unless it is `tiled`, it only says where keys and values are written.
+    """
     tables = np.concatenate([np.asarray(chunk.table, np.int64) for chunk in chunks])
     sizes = np.array([len(chunk.table) for chunk in chunks], np.int64)
     offsets = np.cumsum(sizes) - sizes
@@ -199,13 +208,13 @@ def plan_attention(
     positions = _ramp(counts) + starts[sequence]
     block = tables[offsets[sequence] + positions // BLOCK_TOKENS]
     write = (block[:, None] * (len(group.layers) * len(lanes)) + lanes) * BLOCK_TOKENS
-    if decodes:
+    if decodes and tiled:
         own = starts[:decodes]
         decoding, masked = layout.tiles(1, np.arange(decodes), begin=own, last=own, rows=None, real=None)
         tiles.append(decoding)
         if decodes == len(chunks):
             standing = DecodeAdvance(write, masked)
-    if decodes < len(chunks):
+    if decodes < len(chunks) and tiled:
         tiles.append(_prefill_tiles(layout, starts, counts, decodes, tile))
     write = write + (positions % BLOCK_TOKENS)[:, None]
     return AttentionPlan(group, device, _tensor(write.reshape(-1), device), len(positions), tuple(tiles), standing)

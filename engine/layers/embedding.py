@@ -44,16 +44,31 @@ class Embedding:
 
 
 class Head:
-    """Hidden states → logits in fp32, softly capped at `cap` if given; its weight may be the embedding's (tied)."""
+    """Hidden states → logits in fp32, softly capped at `cap` if given; its weight may be the embedding's (tied).
 
-    def __init__(self, embedding: Embedding, tiling: Tiling, cap: float | None = None) -> None:
-        self.linear = Linear(embedding.weight, None, tiling)
+    `bias` [vocabulary]: added to them; `divisor`: they are divided by it.
+    """
+
+    def __init__(
+        self,
+        embedding: Embedding,
+        tiling: Tiling,
+        cap: float | None = None,
+        bias: torch.Tensor | None = None,
+        divisor: float = 1.0,
+    ) -> None:
+        if bias is not None:
+            bias = torch.nn.functional.pad(bias, (0, len(embedding.weight) - len(bias)))
+        self.linear = Linear(embedding.weight, bias, tiling)
         self.vocabulary = embedding.vocabulary
         self.cap = cap
+        self.divisor = divisor
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] → [rows, padded vocabulary]."""
         logits = self.linear(x).float()
+        if self.divisor != 1.0:
+            logits = logits.div_(self.divisor)
         if self.cap is not None:
             logits = logits.div_(self.cap).tanh_().mul_(self.cap)
         if logits.shape[1] > self.vocabulary:

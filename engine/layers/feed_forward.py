@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.errors import ModelError
-from engine.layers.activation import GATED
+from engine.layers.activation import GATED, PLAIN
 from engine.layers.linear import Linear
 from engine.layers.loader import Loader
 from engine.layers.moe import StackedExperts
@@ -15,7 +15,7 @@ PARTS = "gate_proj", "up_proj", "down_proj"
 
 class FeedForward:
     """The layer `name` with inner size `inner`. `parts`: the names of its gate, up and down projections.
-    `into`: memory for the weights of both products.
+    `into`: memory for the weights of both products. `activation`: the configuration's if None.
 
     Raises ModelError for an activation that is not supported.
     """
@@ -27,12 +27,15 @@ class FeedForward:
         inner: int,
         parts: tuple[str, str, str] = PARTS,
         into: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
+        *,
+        activation: str | None = None,
     ) -> None:
         config = load.config
-        activation = GATED.get(config.activation)
-        if activation is None:
-            raise ModelError(f"{config.fields.path}: hidden_act {config.activation!r} is not supported")
-        self.activation = activation
+        name_of = config.activation if activation is None else activation
+        activation_of = GATED.get(name_of)
+        if activation_of is None:
+            raise ModelError(f"{config.fields.path}: hidden_act {name_of!r} is not supported")
+        self.activation = activation_of
         self.inner = inner
         gate, up, down = (f"{name}.{part}" for part in parts)
         bias = config.mlp_bias
@@ -46,6 +49,36 @@ class FeedForward:
         gate_up = self.gate_up(x)
         gate, up = gate_up.narrow(1, 0, self.inner), gate_up.narrow(1, self.inner, self.inner)
         return self.down(self.activation(gate, up), plus)
+
+
+class PlainFeedForward:
+    """Wdown · act(Wup · x + b) + b, the layer before gates: `parts` are the names of both projections in `name`."""
+
+    def __init__(self, load: Loader, name: str, parts: tuple[str, str], *, bias: bool) -> None:
+        config = load.config
+        activation = PLAIN.get(config.activation)
+        if activation is None:
+            raise ModelError(f"{config.fields.path}: hidden_act {config.activation!r} is not supported")
+        self.activation = activation
+        self.up = load.linear([f"{name}.{parts[0]}"], [config.intermediate], config.hidden, bias=bias)
+        self.down = load.linear([f"{name}.{parts[1]}"], [config.hidden], config.intermediate, bias=bias)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden] → the same."""
+        return self.down(self.activation(self.up(x)))
+
+
+class SigmoidGated:
+    """sigmoid(Wgate · x) · part(x), with a gate of one number for each row (Qwen2-MoE's shared expert)."""
+
+    def __init__(self, load: Loader, gate: str, part: FeedForward) -> None:
+        self.part = part
+        self.gate = load.gate(gate, 1)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden] → the same."""
+        gate = self.gate(x)[:, :1]
+        return self.part(x) / (1.0 + gate.neg().exp_())
 
 
 def load_experts(

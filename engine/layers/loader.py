@@ -12,8 +12,8 @@ from engine.kv_cache.memory import FP8, KvLayout
 from engine.layers.embedding import Embedding, load_embedding
 from engine.layers.linear import Linear, PackedLinear, Tiling
 from engine.layers.matmul_kernels import has_onednn
-from engine.layers.norm import RmsNorm, load_norm
-from engine.layers.rotary import Rotary
+from engine.layers.norm import LayerNorm, RmsNorm, load_norm
+from engine.layers.rotary import NoRotary, Rotary
 from engine.model_config.config import ModelConfig
 from engine.model_config.rope import RopeConfig
 from engine.options import KvDtype, Quantize
@@ -58,6 +58,7 @@ class Loader:
         self.forms: set[str] = set()
         """The formats of few bits that weights have been read or encoded in."""
         self.kv = KvLayout(FP8 if kv_dtype == "fp8" else like.dtype)
+        self._no_rotary: Rotary | None = None
         self._rotaries: dict[tuple[RopeConfig, int], Rotary] = {}
 
     def linear(
@@ -232,6 +233,11 @@ class Loader:
         eps = self.config.norm_eps if eps is None else eps
         return load_norm(self.checkpoint, name, size, eps, self.like, plus_one=plus_one)
 
+    def layer_norm(self, name: str) -> LayerNorm:
+        """The norm `name` of the hidden size, with a bias."""
+        size = self.config.hidden
+        return LayerNorm(self.tensor(f"{name}.weight", size), self.tensor(f"{name}.bias", size), self.config.norm_eps)
+
     def embedding(self, name: str) -> Embedding:
         """The embedding or head `name`."""
         return load_embedding(self.checkpoint, name, self.config.vocabulary, self.config.hidden, self.like)
@@ -242,3 +248,10 @@ class Loader:
         if rotary is None:
             rotary = self._rotaries[rope, head_dim] = Rotary(rope, head_dim, self.context_tokens, self.like)
         return rotary
+
+    def no_rotary(self) -> Rotary:
+        """For layers of this model that do not turn heads."""
+        if self._no_rotary is None:
+            config = self.config
+            self._no_rotary = NoRotary(config.rope, config.head_dim, self.context_tokens, self.like)
+        return self._no_rotary

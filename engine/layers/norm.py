@@ -1,9 +1,11 @@
-"""Root-mean-square normalization (Zhang and Sennrich 2019)."""
+"""Normalization: by the root mean square (Zhang and Sennrich 2019), and of mean and variance (Ba et al. 2016)."""
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import torch
-from torch.nn.functional import rms_norm
+from torch.nn.functional import layer_norm, rms_norm
 
 from engine.weights.checkpoint import Checkpoint
 
@@ -29,6 +31,23 @@ class RmsNorm:
         if x.dtype != self.weight.dtype:
             return rms_norm(x.to(self.weight.dtype), self.shape, self.weight, self.eps).to(x.dtype)
         return rms_norm(x, self.shape, self.weight, self.eps)
+
+
+class LayerNorm:
+    """(x − mean) / √(variance + eps) · w + b over the last dimension, each row by itself."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> None:
+        self.weight = weight
+        self.bias = bias
+        self.eps = eps
+        self.shape = tuple(weight.shape)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., size] → the same."""
+        return layer_norm(x, self.shape, self.weight, self.bias, self.eps)
+
+
+Norm: TypeAlias = RmsNorm | LayerNorm
 
 
 def load_norm(

@@ -91,3 +91,25 @@ class Rotary:
             return x
         swapped = x.roll(self.dim // 2, -1).mul_(sin)
         return x.mul_(cos).add_(swapped)
+
+
+def interleaved_as_halves_(x: torch.Tensor, dim: int) -> None:
+    """Reorder, in place, the interleaved pairs of the first `dim` elements of each head into two halves.
+
+    Scores are the same in any order that queries and keys share.
+    """
+    turned = x.narrow(-1, 0, dim)
+    turned.copy_(torch.cat([turned[..., ::2], turned[..., 1::2]], -1))
+
+
+class NoRotary(Rotary):
+    """Of layers that turn nothing (NoPE, Kazemnejad et al. 2023): cosines are 1 and sines 0, for kernels that turn."""
+
+    def exact_tables(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Rotary`."""
+        cos, sin = super().exact_tables()
+        return torch.ones_like(cos), torch.zeros_like(sin)
+
+    def apply_rotary_(self, x: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """Nothing."""
+        return x

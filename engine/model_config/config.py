@@ -169,7 +169,7 @@ def model_config(folder: Path, given: Fields, config_class: ConfigClass, prefix:
         head_dim=config.integer(config_class.head_dim, max(1, hidden // heads)),
         vocabulary=config.integer("vocab_size"),
         context_tokens=_context_tokens(folder, given, config),
-        norm_eps=config.number("rms_norm_eps"),
+        norm_eps=config.number(config_class.norm_eps),
         rope=read_rope(config, config_class),
         tied_embeddings=config.flag("tie_word_embeddings"),
         attention_bias=config.flag("attention_bias"),

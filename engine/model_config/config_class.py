@@ -19,6 +19,11 @@ from engine.model_config.fields import Fields
 
 RopeKind: TypeAlias = Literal["default", "linear", "llama3", "yarn", "longrope"]
 """How rotary frequencies are scaled (`RopeConfig`)."""
+TEXT_POSITIONS: Mapping[str, RopeKind] = {
+    **{kind: kind for kind in get_args(RopeKind)},
+    "mrope": "default",
+}
+"""The kinds of models whose positions have three parts, which are equal in texts."""
 NOT_SET: tuple[Any, ...] = (None,)
 OFF: tuple[Any, ...] = (None, False)
 ONE: tuple[Any, ...] = (None, 1)
@@ -163,6 +168,8 @@ class ConfigClass:
     ignored: frozenset[str] = frozenset()
     head_dim: str = "head_dim"
     """The field with the number of a head's elements to which rotary embedding applies."""
+    norm_eps: str = "rms_norm_eps"
+    """The field with the epsilon of norms."""
 
     @property
     def read(self) -> frozenset[str]:

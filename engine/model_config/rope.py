@@ -21,6 +21,8 @@ _KNOWN = frozenset(
         "long_factor",
         "low_freq_factor",
         "mscale",
+        "mrope_interleaved",
+        "mrope_section",
         "mscale_all_dim",
         "original_max_position_embeddings",
         "partial_rotary_factor",
@@ -137,6 +139,10 @@ def _parameters(config: Fields, config_class: ConfigClass, layer_type: str) -> F
 
     `rope_scaling` takes precedence over `rope_parameters`, as in transformers.
     """
+    default = dict(config_class.rope)
+    partial = default.pop("partial_rotary_factor", None)
+    if config.fields.get("partial_rotary_factor") is not None:
+        partial = config.fields["partial_rotary_factor"]
     old, new = config.inner("rope_scaling").fields, config.inner("rope_parameters").fields
     nested = sorted(name for name, value in (old | new).items() if isinstance(value, dict))
     if config_class.local_theta is None:
@@ -145,7 +151,7 @@ def _parameters(config: Fields, config_class: ConfigClass, layer_type: str) -> F
                 f"{config.path}: rope parameters of {nested[0]} alone are not supported"
                 f" for model_type {config_class.model_type}: all its layers have the same"
             )
-        given = old or (dict(config_class.rope) if config.fields.get("rope_parameters") is None else new)
+        given = old or (default if config.fields.get("rope_parameters") is None else new)
         theta = config.fields.get("rope_theta", config_class.rope_theta)
     else:
         if new and not nested:
@@ -158,7 +164,7 @@ def _parameters(config: Fields, config_class: ConfigClass, layer_type: str) -> F
         theta = config.fields.get("rope_theta", config_class.rope_theta)
         if local:
             theta = config.number("rope_local_base_freq", config_class.local_theta)
-    outside = {"rope_theta": theta, "partial_rotary_factor": config.fields.get("partial_rotary_factor")}
+    outside = {"rope_theta": theta, "partial_rotary_factor": partial}
     return Fields(config.path, {**outside, **given})
 
 

@@ -13,6 +13,7 @@ from engine.layers.embedding import Embedding, Head
 from engine.layers.forward import Forward
 from engine.layers.hidden_states import HiddenStates
 from engine.layers.loader import Loader
+from engine.layers.norm import Norm
 from protocol.replicas import LayerGroup
 
 
@@ -23,7 +24,8 @@ class Decoder:
     its weights of few bits. `layers` should be an iterator that makes layers: the embedding, which is held twice while
     the head is made, is then loaded before them.
     `embedding_scale` multiplies embeddings; `plus_one`: the final norm is stored as w − 1; `logit_cap`: the soft cap of
-    logits.
+    logits. `logit_divisor`: logits are divided by it. `norm`: the final norm, if it is none of Llama's. `head_bias`:
+    the head has one.
     """
 
     def __init__(
@@ -34,11 +36,15 @@ class Decoder:
         embedding_scale: float | None = None,
         plus_one: bool = False,
         logit_cap: float | None = None,
+        logit_divisor: float = 1.0,
+        norm: Norm | None = None,
+        head_bias: bool = False,
     ) -> None:
         self.config = load.config
         self.embedding, head = _embedding_and_head(load)
-        self.norm = load.norm("model.norm", plus_one=plus_one)
-        self.head = Head(head, load.tiling, logit_cap)
+        self.norm: Norm = load.norm("model.norm", plus_one=plus_one) if norm is None else norm
+        bias = load.tensor("lm_head.bias", load.config.vocabulary) if head_bias else None
+        self.head = Head(head, load.tiling, logit_cap, bias, logit_divisor)
         if head is self.embedding:
             self.embedding.read_from(self.head.linear)
         self.layers = list(layers)

@@ -10,6 +10,8 @@ the sum of their two best experts. Routers compute in fp32.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from engine.errors import ModelError
@@ -113,6 +115,10 @@ DEEPSEEK_V3 = ConfigClass(
 )
 
 
+# Kimi K2 (Moonshot AI 2025) is DeepSeek-V3 of another size, with one group of experts.
+KIMI_K2 = replace(DEEPSEEK_V3, model_type="kimi_k2")
+
+
 class GroupRouting:
     """Keeps the scores of each row's best groups, ranked by the sum of their `best` highest scores."""
 
@@ -180,13 +186,27 @@ def deepseek_layer(load: Loader, index: int, *, third: bool) -> DecoderLayer:
     norms = llama_norms(load, index)
     if index < fields.count("first_k_dense_replace"):
         return DecoderLayer(norms, attention, FeedForward(load, f"{name}.mlp", load.config.intermediate))
-    inner, count = fields.integer("moe_intermediate_size"), fields.integer("n_routed_experts")
-    router = (_v3_router if third else _v2_router)(load, f"{name}.mlp.gate", count)
-    experts = load_experts(load, f"{name}.mlp.experts", count, inner)
-    moe = MixtureOfExperts(load.gate(f"{name}.mlp.gate", count, exact=True), router, *experts)
-    shared = fields.count("n_shared_experts")
-    beside = FeedForward(load, f"{name}.mlp.shared_experts", inner * shared) if shared else None
+    moe, beside = _mixture(load, f"{name}.mlp", third=third)
     return DecoderLayer(norms, attention, moe, shared=beside)
+
+
+def _mixture(load: Loader, name: str, *, third: bool) -> tuple[MixtureOfExperts, FeedForward | None]:
+    """The chosen experts, and those that all tokens have."""
+    fields = load.config.fields
+    inner, count = fields.integer("moe_intermediate_size"), fields.integer("n_routed_experts")
+    router = (_v3_router if third else _v2_router)(load, f"{name}.gate", count)
+    experts = load_experts(load, f"{name}.experts", count, inner)
+    moe = MixtureOfExperts(load.gate(f"{name}.gate", count, exact=True), router, *experts)
+    shared = fields.count("n_shared_experts")
+    return moe, FeedForward(load, f"{name}.shared_experts", inner * shared) if shared else None
+
+
+def v3_feed_forward(load: Loader, index: int) -> tuple[FeedForward | MixtureOfExperts, FeedForward | None]:
+    """The feed-forward layer of this index, and the experts that all tokens have beside it, as DeepSeek-V3 has them."""
+    name = f"model.layers.{index}.mlp"
+    if index < load.config.fields.count("first_k_dense_replace"):
+        return FeedForward(load, name, load.config.intermediate), None
+    return _mixture(load, name, third=True)
 
 
 def deepseek_v2(load: Loader) -> Decoder:

@@ -1,11 +1,11 @@
-"""Gemma 2 and 3 (Gemma Team 2024, 2025): norms before and after each part, embeddings scaled by √hidden, GELU gates,
+"""Gemma 1, 2 and 3 (Gemma Team 2024, 2025): norms before and after each part, embeddings scaled by √hidden, GELU gates,
 and layers with a sliding window between layers without.
 
     h = h + norm(attention(norm(h)))
     h = h + norm(Wdown · (gelu(Wgate · norm(h)) ⊙ Wup · norm(h)))
 
-Gemma 2 has soft caps on attention scores and logits. Gemma 3 normalizes queries and keys instead, and its window layers
-have a smaller rotary base. All norms are stored as w − 1.
+Gemma 1 has the norms before parts alone, and no windows. Gemma 2 has soft caps on attention scores and logits. Gemma 3
+normalizes queries and keys instead, and its window layers have a smaller rotary base. All norms are stored as w − 1.
 """
 
 from __future__ import annotations
@@ -15,11 +15,29 @@ import math
 from engine.layers.decoder_layer import DecoderLayer
 from engine.layers.feed_forward import FeedForward
 from engine.layers.loader import Loader
-from engine.layers.self_attention import AttentionVariant, SelfAttention
+from engine.layers.self_attention import AttentionVariant, SelfAttention, layer_attention
 from engine.model_config.config_class import NOT_SET, ConfigClass
 from engine.model_config.rope import RopeConfig, read_rope
 from engine.models.decoder import Decoder
 
+GEMMA = ConfigClass(
+    "gemma",
+    {
+        "vocab_size": 256000,
+        "hidden_size": 3072,
+        "intermediate_size": 24576,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "head_dim": 256,
+        "hidden_act": "gelu_pytorch_tanh",
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+    },
+    fixed={"hidden_activation": (None, "gelu_pytorch_tanh")},
+)
 GEMMA2 = ConfigClass(
     "gemma2",
     {
@@ -92,6 +110,24 @@ def _cap(load: Loader, name: str) -> float | None:
 def _scale(load: Loader) -> float:
     """The scale of attention scores: 1/√`query_pre_attn_scalar`, which may differ from the head size."""
     return 1.0 / math.sqrt(load.config.fields.number("query_pre_attn_scalar"))
+
+
+def gemma(load: Loader) -> Decoder:
+    """Gemma 1. Its first files say gelu and mean the approximation by tanh."""
+    config = load.config
+    bias = config.attention_bias
+    activation = "gelu_pytorch_tanh" if config.activation == "gelu" else config.activation
+
+    def layer(index: int) -> DecoderLayer:
+        name = f"model.layers.{index}"
+        attention = layer_attention(load, index, AttentionVariant(qkv_bias=bias, output_bias=bias))
+        mlp = FeedForward(load, f"{name}.mlp", config.intermediate, activation=activation)
+        places = ("input", "post_attention")
+        first, second = (load.norm(f"{name}.{place}_layernorm", plus_one=True) for place in places)
+        return DecoderLayer((first, second), attention, mlp)
+
+    layers = (layer(index) for index in range(config.layers))
+    return Decoder(load, layers, embedding_scale=math.sqrt(config.hidden), plus_one=True)
 
 
 def gemma2(load: Loader) -> Decoder:

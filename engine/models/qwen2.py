@@ -1,11 +1,12 @@
-"""Qwen2 and Qwen2.5 (Yang et al. 2024): Llama with biases on Q, K and V; upper layers may have a sliding window."""
+"""Qwen2 and Qwen2.5 (Yang et al. 2024): Llama with biases on Q, K and V; upper layers may have a sliding window. Also
+the language part of Qwen2.5-VL (Bai et al. 2025)."""
 
 from __future__ import annotations
 
 from engine.layers.loader import Loader
 from engine.layers.self_attention import AttentionVariant
 from engine.model_config.config import ModelConfig
-from engine.model_config.config_class import ConfigClass
+from engine.model_config.config_class import TEXT_POSITIONS, ConfigClass
 from engine.models.decoder import Decoder
 from engine.models.llama import llama_layer
 
@@ -29,6 +30,27 @@ QWEN2 = ConfigClass(
         "layer_types": None,
     },
 )
+QWEN2_5_VL_TEXT = ConfigClass(
+    "qwen2_5_vl_text",
+    {
+        "vocab_size": 152064,
+        "hidden_size": 8192,
+        "intermediate_size": 29568,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": None,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "max_window_layers": 80,
+        "layer_types": None,
+    },
+    # Time, height and width of a text's token are one number: what they turn is turned as by a plain position.
+    rope_kinds=TEXT_POSITIONS,
+)
 
 
 def qwen_windows(config: ModelConfig) -> tuple[int, ...]:
@@ -40,7 +62,7 @@ def qwen_windows(config: ModelConfig) -> tuple[int, ...]:
 
 
 def qwen2(load: Loader) -> Decoder:
-    """Qwen2 and Qwen2.5, dense."""
+    """Qwen2 and Qwen2.5, dense, and the language part of Qwen2.5-VL."""
     windows = qwen_windows(load.config)
     variants = [AttentionVariant(window=window, qkv_bias=True) for window in windows]
     return Decoder(load, (llama_layer(load, index, variant) for index, variant in enumerate(variants)))

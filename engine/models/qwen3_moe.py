@@ -49,11 +49,12 @@ def qwen3_moe_layer(load: Loader, index: int, variant: AttentionVariant, *, spar
     """One decoder layer. `sparse`: its feed-forward layer is a mixture of experts."""
     attention = layer_attention(load, index, variant)
     name = f"model.layers.{index}.mlp"
-    mlp = _mixture(load, name) if sparse else FeedForward(load, name, load.config.intermediate)
+    mlp = qwen_mixture(load, name) if sparse else FeedForward(load, name, load.config.intermediate)
     return DecoderLayer(llama_norms(load, index), attention, mlp, fused_sums=not sparse)
 
 
-def _mixture(load: Loader, name: str) -> MixtureOfExperts:
+def qwen_mixture(load: Loader, name: str) -> MixtureOfExperts:
+    """The mixture of experts `name` of Qwen2-MoE and Qwen3-MoE."""
     fields = load.config.fields
     inner, count = fields.integer("moe_intermediate_size"), fields.integer("num_experts")
     ranks, normalize = fields.integer("num_experts_per_tok", most=count), fields.flag("norm_topk_prob")

@@ -16,16 +16,24 @@ from engine.model_config.config import ModelConfig, check_sizes, model_config
 from engine.model_config.config_class import ConfigClass
 from engine.model_config.fields import Fields, has_fields, read_fields
 from engine.models.decoder import Decoder
-from engine.models.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, deepseek_v2, deepseek_v3
-from engine.models.gemma import GEMMA2, GEMMA3_TEXT, gemma2, gemma3
+from engine.models.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, KIMI_K2, deepseek_v2, deepseek_v3
+from engine.models.gemma import GEMMA, GEMMA2, GEMMA3_TEXT, gemma, gemma2, gemma3
+from engine.models.glm4 import GLM4, GLM4_MOE, glm4, glm4_moe
 from engine.models.gpt_oss import GPT_OSS, gpt_oss
+from engine.models.granite import GRANITE, granite
 from engine.models.llama import LLAMA, llama
 from engine.models.mistral import MISTRAL, mistral
 from engine.models.mixtral import MIXTRAL, mixtral
+from engine.models.olmo2 import OLMO2, olmo2
+from engine.models.phi import PHI, phi
 from engine.models.phi3 import PHI3, phi3
-from engine.models.qwen2 import QWEN2, qwen2
-from engine.models.qwen3 import QWEN3, qwen3
+from engine.models.qwen2 import QWEN2, QWEN2_5_VL_TEXT, qwen2
+from engine.models.qwen2_moe import QWEN2_MOE, qwen2_moe
+from engine.models.qwen3 import QWEN3, QWEN3_VL_TEXT, qwen3, qwen3_vl
 from engine.models.qwen3_moe import QWEN3_MOE, qwen3_moe
+from engine.models.seed_oss import SEED_OSS, seed_oss
+from engine.models.smollm3 import SMOLLM3, smollm3
+from engine.models.starcoder2 import STARCODER2, starcoder2
 from engine.options import KvDtype, Quantize, Weights
 from engine.quantization.quantization_config import check_quantization
 from engine.weights.checkpoint import Checkpoint
@@ -44,24 +52,50 @@ FAMILIES: dict[str, ModelFamily] = {
     for family in (
         ModelFamily(DEEPSEEK_V2, deepseek_v2),
         ModelFamily(DEEPSEEK_V3, deepseek_v3),
+        ModelFamily(GEMMA, gemma),
         ModelFamily(GEMMA2, gemma2),
         ModelFamily(GEMMA3_TEXT, gemma3),
+        ModelFamily(GLM4, glm4),
+        ModelFamily(GLM4_MOE, glm4_moe),
         ModelFamily(GPT_OSS, gpt_oss),
+        ModelFamily(GRANITE, granite),
+        ModelFamily(KIMI_K2, deepseek_v3),
         ModelFamily(LLAMA, llama),
         ModelFamily(MISTRAL, mistral),
         ModelFamily(MIXTRAL, mixtral),
+        ModelFamily(OLMO2, olmo2),
+        ModelFamily(PHI, phi),
         ModelFamily(PHI3, phi3),
         ModelFamily(QWEN2, qwen2),
+        ModelFamily(QWEN2_5_VL_TEXT, qwen2),
+        ModelFamily(QWEN2_MOE, qwen2_moe),
         ModelFamily(QWEN3, qwen3),
         ModelFamily(QWEN3_MOE, qwen3_moe),
+        ModelFamily(QWEN3_VL_TEXT, qwen3_vl),
+        ModelFamily(SEED_OSS, seed_oss),
+        ModelFamily(SMOLLM3, smollm3),
+        ModelFamily(STARCODER2, starcoder2),
     )
 }
 MULTIPLIED_IN_FP8 = {"llama", "mistral", "qwen2", "qwen3"}
 """Families whose FP8 weights a GPU multiplies as they are (`engine.execution.cuda`); others are decoded on loading."""
-LANGUAGE_PARTS = {"gemma3": "gemma3_text"}
+LANGUAGE_PARTS = {
+    "gemma3": "gemma3_text",
+    "mistral3": "mistral",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen3_vl": "qwen3_vl_text",
+}
 """`model_type` of a model of images and text -> that of its language part, which is served alone."""
+_OF_VISION = frozenset(
+    {
+        *("vision_config", "image_token_id", "video_token_id", "vision_token_id"),
+        *("vision_start_token_id", "vision_end_token_id"),
+    }
+)
 _PREFIX = "language_model."
 """The prefix of a language part's tensor names."""
+_TIED = {"gemma3", "mistral3"}
+"""Models whose classes tie head and embedding where nothing is said."""
 _OF_THE_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "quantization_config", "tie_word_embeddings")
 """Fields of the whole model that hold for its language part."""
 
@@ -80,22 +114,28 @@ def read_config(folder: Path) -> ModelConfig:
     given, prefix = read_fields(path), ""
     model_type = given.text("model_type", "")
     if model_type in LANGUAGE_PARTS:
-        model_type, prefix = LANGUAGE_PARTS[model_type], _PREFIX
-        given = _language_part(given, model_type)
+        given, model_type, prefix = _language_part(given, model_type), LANGUAGE_PARTS[model_type], _PREFIX
     family = FAMILIES.get(model_type)
     if family is None:
         raise ModelError(_not_supported(given, model_type))
     return model_config(folder, given, family.config_class, prefix)
 
 
-def _language_part(whole: Fields, model_type: str) -> Fields:
+def _language_part(whole: Fields, whole_type: str) -> Fields:
     """The fields of the language part: its own, and those of the whole model that hold for it."""
-    part = whole.inner("text_config")
+    model_type = LANGUAGE_PARTS[whole_type]
+    if "text_config" in whole:
+        part = whole.inner("text_config")
+    else:  # Qwen2.5-VL's first files have them beside those of the whole
+        part = Fields(whole.path, {n: v for n, v in whole.fields.items() if n != "model_type" and n not in _OF_VISION})
     named = part.text("model_type", model_type)
     if named != model_type:
         raise ModelError(f"{whole.path}: field text_config: model_type {named!r} is not supported ({model_type} is)")
     of_the_whole = {name: whole.fields[name] for name in _OF_THE_WHOLE if name in whole}
-    return Fields(whole.path, {**part.fields, "tie_word_embeddings": True, **of_the_whole})
+    tied = whole.flag("tie_word_embeddings", whole_type in _TIED)
+    if whole_type not in _TIED:  # files from before version 5 say it of the part
+        tied = tied or part.flag("tie_word_embeddings")
+    return Fields(whole.path, {**part.fields, **of_the_whole, "tie_word_embeddings": tied})
 
 
 def _not_supported(given: Fields, model_type: str) -> str:

@@ -140,7 +140,8 @@ class Decoding:
             assert request.slot == slot, "a request has another slot"
             assert not request.paused, "a request decodes out of credit"
             assert self._has_room(request) or request.arrival in self.starved, "a request decodes without room"
-            assert request.kv // BLOCK_TOKENS == request.published or request.store == "none", "a full block is hidden"
+            known = self.blocks.to_publish(request, request.kv) <= request.published <= request.kv // BLOCK_TOKENS
+            assert known or request.store == "none", "a full block is hidden"
         for request in self.starved.values():
             assert len(request.tokens) == len(request.table) * BLOCK_TOKENS + 1, "it wants more than one block, or none"
         assert all(request.paused for request in self.paused.values()), "a request is paused in spite of its credit"

@@ -13,11 +13,16 @@ from prompt_cache.kv.grouped_pool import Block, GroupedPool
 
 
 class PrefixBlocks:
-    """The blocks of requests in the index of the device's `pool`, and in the `tiers` behind it."""
+    """The blocks of requests in the index of the device's `pool`, and in the `tiers` behind it.
+
+    `prompts_only`, set before there are requests: blocks that have tokens of the output are not published, since
+    decoding computes KV otherwise than a prompt's pass (fast attention).
+    """
 
     def __init__(self, pool: GroupedPool, tiers: FartherTiers) -> None:
         self.pool = pool
         self.tiers = tiers
+        self.prompts_only = False
 
     # ------------------------------------------------------------ read
 
@@ -88,9 +93,13 @@ class PrefixBlocks:
 
     # ------------------------------------------------------------ publish
 
+    def to_publish(self, request: Request, kv: int) -> int:
+        """How many of its first blocks may be in the index once `kv` tokens have KV."""
+        return (min(kv, request.prompt) if self.prompts_only else kv) // BLOCK_TOKENS
+
     def publish(self, request: Request, kv: int) -> None:
         """Publish the blocks that the first `kv` tokens fill, and free those that left the sliding window."""
-        full = kv // BLOCK_TOKENS
+        full = self.to_publish(request, kv)
         if full > request.published and request.store != "none":
             dram = self.tiers.dram
             guarded = dram.index is not None

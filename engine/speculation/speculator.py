@@ -28,9 +28,10 @@ from engine.speculation.verify_costs import VerifyCosts
 logger = structlog.get_logger("engine.speculation.speculator")
 Answer = TypeVar("Answer")
 
-Off: TypeAlias = Literal["setting", "device", "self_test", "failed"]
+Off: TypeAlias = Literal["setting", "attention", "device", "self_test", "failed"]
 OFF: Mapping[Off, str] = {
     "setting": "no drafter is configured",
+    "attention": "attention is fast, so that drafts could change outputs",
     "device": "the steps of this device verify no drafts",
     "self_test": "outputs depend on the batch on this machine, so that drafts could change them",
     "failed": "every drafter has failed",

@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import structlog
@@ -30,6 +31,7 @@ from engine.scheduling.step_costs import MeasuredCosts
 from engine.scheduling.tier import Tier
 from engine.speculation.speculator import MOST_DRAFTS
 from engine.startup.draft_checkpoint import ServedParts, load_drafter
+from engine.startup.fast_attention import fast_attention, warm_up_fast
 from engine.startup.kept_trials import KeptTrials
 from engine.startup.kv_size import block_counts, host_block_counts
 from engine.startup.numerics import numerics_id
@@ -127,6 +129,8 @@ def assemble(
     run_in += "" if options.kv_dtype == "auto" else f" kv {options.kv_dtype}"
     run_in += " long" if config.rope.stretched(context) else ""
     run_in += runner.numerics
+    fast = fast_attention(runner, context) if options.attention == "fast" else None
+    run_in += "" if fast is None else f" attention {fast.numerics}"
     digest = model_digest(options.model, run_in)
     name = options.served or served_name(options.model)
     limits = EngineLimits(
@@ -139,42 +143,49 @@ def assemble(
         token_targets=options.token_targets,
     )
     costs = MeasuredCosts(options.max_running)
-    is_invariant = make_ready(runner, costs, sizes, digest, trials)
+    is_invariant = make_ready(runner, costs, sizes, digest, trials, fast=() if fast is None else fast.backends)
     served = ServedParts(options.model, config, runner, context, options.token_budget, digest)
     load_draft = None if options.draft_model is None else partial(load_drafter, options.draft_model, served)
-    speculation = make_speculation(options.speculation, runner, sizes, load_draft, is_invariant=is_invariant)
+    speculation = make_speculation(
+        options.speculation, runner, sizes, load_draft, is_invariant=is_invariant, exact=fast is None
+    )
     if dram:
         costs.observe_copies(1, runner.time_copy())
     windows = [group.window for group in model.groups]
     block_bytes = [group.block_bytes for group in model.groups]
     depth = doubling_depth(config)
     adapters = None
-    if like.device.type == "cpu":  # our kernels for GPUs compute none yet
+    if like.device.type == "cpu" and fast is None:  # our kernels for GPUs, and libraries' attention, compute none yet
         adapters = adapters_of(model, tiling, text_digest(options.model))
         runner.adapters = adapters.step
-    identity = StoreIdentity(digest, numerics_id(runner, options.kv_dtype), model.groups)
+    identity = StoreIdentity(
+        digest, numerics_id(runner, options.kv_dtype, "" if fast is None else fast.numerics), model.groups
+    )
     pool = GroupedPool(list(zip(blocks, windows, strict=True)), block_bytes=block_bytes, attention_tokens=depth)
+    engine = Engine(
+        StepExecutor(runner, costs, () if fast is None else fast.names),
+        pool,
+        limits,
+        digest,
+        dram=_host_pool(windows, kept, dram, depth) if dram else None,
+        # What other starts wrote may not be read either: KV that is read has other bits than KV that is computed.
+        tiers=_tiers(options, identity, runner, depth, wait_for_others)
+        if dram and not pool.slides and (is_invariant or fast is not None)
+        else (),
+        quarantine=Quarantine(options.data / "quarantine"),
+        # Nobody is promised the same bits by fast attention, so that the test decides nothing.
+        publishes=is_invariant or fast is not None,
+        speculation=speculation,
+        size=size,
+        adapters=adapters,
+    )
+    engine.scheduler.blocks.prompts_only = fast is not None
     return AssembledEngine(
-        Engine(
-            StepExecutor(runner, costs),
-            pool,
-            limits,
-            digest,
-            dram=_host_pool(windows, kept, dram, depth) if dram else None,
-            # What other starts wrote may not be read either: KV that is read has other bits than KV that is computed.
-            tiers=_tiers(options, identity, runner, depth, wait_for_others)
-            if dram and not pool.slides and is_invariant
-            else (),
-            quarantine=Quarantine(options.data / "quarantine"),
-            publishes=is_invariant,
-            speculation=speculation,
-            size=size,
-            adapters=adapters,
-        ),
+        engine,
         ServedModel(name, digest, text_digest(options.model), dtype, config.vocabulary),
         Layout(BLOCK_TOKENS, model.groups),
         Capacity(blocks, context, options.max_running),
-        warm_up(runner, options.token_budget),
+        chain(warm_up(runner, options.token_budget), () if fast is None else warm_up_fast(runner, fast, context)),
         LlguidanceGrammars(options.model, config.vocabulary, end_tokens(options.model)),
         identity.numerics,
     )

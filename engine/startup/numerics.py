@@ -17,8 +17,9 @@ from engine.layers.decoder_layer import DecoderLayer
 from engine.layers.moe import MixtureOfExperts
 
 
-def numerics_id(runner: ModelRunner, kv_dtype: str) -> str:
-    """The id of a runner that is ready: its self-test has chosen. `kv_dtype`: the setting."""
+def numerics_id(runner: ModelRunner, kv_dtype: str, attention: str = "") -> str:
+    """The id of a runner that is ready: its self-test has chosen. `kv_dtype`: the setting. `attention`: what computes
+    it in place of our kernels, if anything does."""
     device, tiling = runner.device, runner.tiling
     parts: dict[str, object] = {
         "backend": type(runner).__name__,
@@ -39,6 +40,8 @@ def numerics_id(runner: ModelRunner, kv_dtype: str) -> str:
     ):
         # Once they were added up in the model's type, and chosen by their weights.
         parts["experts"] = "fp32"
+    if attention:
+        parts["attention"] = attention
     return " ".join(f"{name}={_text(value)}" for name, value in parts.items())
 
 

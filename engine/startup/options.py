@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.options import TEXT_DRAFTERS, Device, Dtype, KvDtype, Quantize, Weights
+from engine.options import TEXT_DRAFTERS, Attention, Device, Dtype, KvDtype, Quantize, Weights
 from engine.scheduling.fairness.lanes import LANE_WEIGHTS
 from engine.scheduling.fairness.queue_limits import QueueBounds
 from engine.scheduling.scheduler import TOKEN_TARGETS
@@ -32,6 +32,7 @@ class ReplicaOptions:
     quantize: Quantize = "none"
     kv_dtype: KvDtype = "auto"
     weights: Weights = "auto"
+    attention: Attention = "exact"
     kv_memory: int = 0
     """Bytes for KV blocks; 0 for a share of what is free."""
     swap_share: float = 0.25

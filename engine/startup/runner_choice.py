@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from engine.attention_backends.backend import AttentionBackend
 from engine.errors import StartError
 from engine.execution.cpu_threads import Threads
 from engine.execution.model_runner import ModelRunner, Sizes
@@ -77,18 +78,31 @@ def make_runner(
     return runner
 
 
-def make_ready(runner: ModelRunner, costs: MeasuredCosts, sizes: Sizes, digest: str, kept: KeptTrials) -> bool:
+def make_ready(
+    runner: ModelRunner,
+    costs: MeasuredCosts,
+    sizes: Sizes,
+    digest: str,
+    kept: KeptTrials,
+    *,
+    fast: Sequence[AttentionBackend | None] = (),
+) -> bool:
     """Test that a row's bits do not depend on its batch, and measure steps: before there are requests.
 
-    Returns whether the test holds. `kept`: what earlier starts of the model with this digest have found.
+    Returns whether the test holds. `kept`: what earlier starts of the model with this digest have found. `fast`: the
+    libraries that compute attention from then on, which the test is not of.
     """
     if runner.device.type == "cuda":
         from engine.execution.cuda.runner import CudaRunner  # noqa: PLC0415
         from engine.execution.cuda.start import measure  # noqa: PLC0415
 
         if isinstance(runner, CudaRunner):  # it was tested when it was made
+            if fast:
+                runner.prefill.attend_by(fast)
             measure(costs, runner)
             return True
     is_invariant = ensure_batch_invariance(runner, sizes.budget, sizes.running, sizes.context, digest=digest, kept=kept)
+    if fast:
+        runner.attend_by(fast)
     calibrate(costs, runner, sizes.budget, sizes.running)
     return is_invariant

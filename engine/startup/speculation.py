@@ -59,14 +59,18 @@ def make_speculation(
     load_draft: Callable[[], Drafter] | None = None,
     *,
     is_invariant: bool,
+    exact: bool = True,
 ) -> Speculation:
     """Speculation by the drafters of these names, with its costs measured; or why there is none.
 
     `is_invariant`: whether a row has the same bits in any batch. Where it has not, drafts would change the output.
+    `exact`: whether attention is to have them, which no library promises.
     Raises ModelError or StartError where what `load_draft` loads does not fit the served model.
     """
     if not names:
         return Speculation(off="setting")
+    if not exact:
+        return Speculation(off="attention")
     if not runner.most_drafts:
         return Speculation(off="device")
     costs = _tested_costs(runner, sizes) if is_invariant else None

@@ -16,6 +16,8 @@ from engine.weights.safetensors_header import StoredTensor, read_header, read_te
 _OF_FEW_BITS = (".qweight", ".weight_packed", "_blocks", ".weight_scale", ".weight_scale_inv", ".scale", ".absmax")
 _INDEX = "model.safetensors.index.json"
 _WHOLE = "model.safetensors"
+_BY_ITSELF = ("lm_head.", "model.layers.", "model.embed_tokens.", "model.norm.")
+"""How names of a language part begin in files that name it as if there were nothing else."""
 
 
 def _is_file(path: Path) -> bool:
@@ -25,11 +27,22 @@ def _is_file(path: Path) -> bool:
         return False
 
 
+def _own_name(stored: str, prefix: str) -> str | None:
+    """The name that a tensor of a language part has by itself; None for one of another part."""
+    if not prefix or stored.startswith(prefix):
+        return stored.removeprefix(prefix)
+    inside = f"model.{prefix}"
+    if stored.startswith(inside):
+        return f"model.{stored.removeprefix(inside)}"
+    return stored if stored.startswith(_BY_ITSELF) else None
+
+
 class SafetensorsFiles:
     """The tensors in safetensors files by name. Raises ModelError.
 
-    `prefix`: only tensors whose names begin with it are there, and they are called by the rest of their names. `bits`:
-    of codes that are packed into words.
+    `prefix`: of the names of a larger model's language part, which alone is there, under the names that it has by
+    itself; files from other versions of transformers have other names for it (`_own_name`). `bits`: of codes that are
+    packed into words.
     """
 
     norms_are_whole = False
@@ -37,12 +50,15 @@ class SafetensorsFiles:
     def __init__(self, folder: Path, prefix: str = "", bits: int = 4) -> None:
         self.folder = folder
         self._headers: dict[Path, dict[str, StoredTensor]] = {}
-        self._prefix = prefix
         self._bits = bits
-        stored = self._locate().items()
-        self.where: Mapping[str, Path] = {
-            name.removeprefix(prefix): path for name, path in stored if name.startswith(prefix)
-        }
+        self._names: dict[str, str] = {}
+        """The name in the file of each tensor."""
+        where = {}
+        for stored, path in self._locate().items():
+            name = _own_name(stored, prefix)
+            if name is not None:
+                self._names[name], where[name] = stored, path
+        self.where: Mapping[str, Path] = where
 
     def is_quantized(self) -> bool:
         """Whether any weight is quantized."""
@@ -84,7 +100,7 @@ class SafetensorsFiles:
 
     def _stored(self, name: str) -> StoredTensor:
         path = self.where[name]
-        stored = self._header(path).get(self._prefix + name)
+        stored = self._header(path).get(self._names[name])
         if stored is None:
             raise ModelError(f"{path}: tensor {name} cannot be read: it is not there")
         return stored

@@ -146,23 +146,108 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 3.0,
         },
     ),
+    "gemma": ("gemma", {"head_dim": 16, "attention_bias": True}),
+    "qwen2 moe": (
+        "qwen2_moe",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 48,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [0],
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "max_window_layers": 1,
+        },
+    ),
+    "smollm3": (
+        "smollm3",
+        {
+            "num_hidden_layers": 3,
+            "no_rope_layers": [1, 0, 1],
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "granite": (
+        "granite",
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.6,
+            "attention_multiplier": 0.4,
+            "logits_scaling": 2.0,
+            "attention_bias": True,
+        },
+    ),
+    "olmo2": ("olmo2", {"attention_bias": True}),
+    "seed oss": ("seed_oss", {"head_dim": 16, "attention_out_bias": True, "mlp_bias": True}),
+    "glm4": ("glm4", {"head_dim": 16}),
+    "glm4 moe": (
+        "glm4_moe",
+        {
+            **{name: value for name, value in LATENT.items() if "_head_dim" not in name and "_rank" not in name},
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    "starcoder2": ("starcoder2", {"sliding_window": WINDOW, "tie_word_embeddings": False}),
+    "phi": ("phi", {"hidden_size": 64}),
 }
 
 SEEING = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 """The part of a model of images and text that we leave alone."""
 
 
-def write_multimodal(folder: Path) -> Path:
-    """A folder with a tiny Gemma 3 of images and text, whose language part is that of `FAMILIES`."""
-    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+MULTIMODAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "gemma3": (FAMILIES["gemma3"][1], {"vision_config": {**SEEING, "image_size": 28, "patch_size": 14}}),
+    "mistral3": (
+        {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
+        {"vision_config": {**SEEING, "model_type": "pixtral", "image_size": 28, "patch_size": 14, "head_dim": 8}},
+    ),
+    "qwen2_5_vl": (
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2]}},
+        {
+            "vision_config": {
+                "depth": 1,
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_heads": 2,
+                "out_hidden_size": 48,
+            }
+        },
+    ),
+    "qwen3_vl": (
+        {
+            "head_dim": 16,
+            "attention_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]},
+        },
+        {
+            "vision_config": {
+                **{"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 48},
+                "deepstack_visual_indexes": [0],
+            }
+        },
+    ),
+}
+"""Models of images and text: what is changed of BASE in the language part, and the rest of the configuration."""
 
-    torch.manual_seed(3)
-    vision = {**SEEING, "image_size": 28, "patch_size": 14}
-    text = {**BASE, **FAMILIES["gemma3"][1]}
+
+def write_multimodal(folder: Path, name: str = "gemma3") -> Path:
+    """A folder with a tiny model of images and text."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    text, rest = MULTIMODAL[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=vision))
-        model.save_pretrained(folder, max_shard_size="40KB")
+        torch.manual_seed(3)
+        config = AutoConfig.for_model(name, text_config={**BASE, **text}, **rest)
+        AutoModelForImageTextToText.from_config(config).save_pretrained(folder, max_shard_size="40KB")
     return folder
 
 

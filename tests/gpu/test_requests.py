@@ -21,7 +21,7 @@ from tests.engine.sampling import test_sampler
 from tests.engine.tiny_tokenizer import text_of
 
 # Attention over everything, with windows and soft caps, with windows and sinks, over latents; and mixtures of experts.
-FAMILIES = ["llama", "gemma2", "gemma3", "gpt-oss", "deepseek v3"]
+FAMILIES = ["llama", "gemma2", "gemma3", "gpt-oss", "deepseek v3", "smollm3", "olmo2", "glm4", "starcoder2", "phi"]
 PROMPT = [(7 * i * i + 3 * i) % 131 for i in range(200)]
 
 

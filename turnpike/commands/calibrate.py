@@ -63,8 +63,8 @@ def calibrate(settings: Settings, arguments: argparse.Namespace) -> int:
         "models": [],
     }
     if not arguments.no_model:
-        for model in settings.model_folders:
-            rates = machine_rates.compute(model, arguments.device)
+        for at, model in enumerate(settings.model_folders):
+            rates = machine_rates.compute(model, arguments.device, settings.attention_of(at))
             figures["models"].append(_meaning(rates, {"dram": memory, "nvme": nvme}))
     if arguments.json:
         print(json.dumps(figures, indent=2))
@@ -108,6 +108,7 @@ def _meaning(rates: ModelRates, tiers: Mapping[Place, TierRate]) -> dict[str, An
     lengths = sorted({min(length, rates.context_tokens) for length in _LENGTHS})
     return {
         "model": rates.name,
+        "attention": list(rates.attention),
         "block_tokens": rates.block_tokens,
         "block_bytes": rates.block_bytes,
         "prefill_tokens_per_s": {
@@ -165,6 +166,8 @@ def _print(figures: dict[str, Any]) -> None:
         for place, tokens in model["pays_from_tokens"].items():
             verdict = "never pays here: computing is quicker" if tokens is None else f"pays from {tokens} tokens on"
             print(f"Fetching from {place} {verdict}.")
+        if model["attention"]:
+            print(f"Attention is fast, by {' and '.join(model['attention'])}.")
         _print_speculation(model["speculation"])
 
 

@@ -61,6 +61,7 @@ def replica_options(settings: Settings, link_key: bytes, parent: int | None = No
         quantize=settings.quantize,
         kv_dtype=settings.kv_dtype,
         weights=settings.weights,
+        attention=settings.attention_of(0),
         kv_memory=settings.kv_memory,
         swap_share=settings.swap_share,
         dram_memory=settings.dram_memory,

@@ -149,6 +149,7 @@ def _replicas(settings: Settings) -> list[Child]:
             "TURNPIKE_SECRETS_FILE": str(settings.secrets),  # the file that was just made
             "TURNPIKE_MODEL": str(folder),
             "TURNPIKE_DRAFT_MODEL": str(settings.draft_folder(at) or ""),
+            "TURNPIKE_ATTENTION": settings.attention_of(at),
             "TURNPIKE_SPECULATION": ",".join(settings.drafters_of(at)) or "off",
         }
         name = f"replica of {own_name(folder)}" if several else "replica"

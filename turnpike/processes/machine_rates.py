@@ -18,7 +18,7 @@ from prompt_cache.placement.fetch_or_recompute import ComputeRate, TierRate
 
 if TYPE_CHECKING:
     from engine.core.engine import Engine
-    from engine.options import Device
+    from engine.options import Attention, Device
     from engine.speculation.verify_costs import VerifyCosts
 
 PIECE_BYTES = 1 << 20
@@ -65,6 +65,8 @@ class ModelRates:
     """What steps with drafts take; None where there are none."""
     no_drafts: str = ""
     """Why there are none."""
+    attention: tuple[str, ...] = ()
+    """The libraries that compute it; none where it is exact."""
 
 
 def copy_memory() -> TierRate:
@@ -101,14 +103,15 @@ def read_disk(folder: Path) -> DiskRates:
         return DiskRates({depth: _read_at_depth(descriptor, size, depth) for depth in DEPTHS}, direct)
 
 
-def compute(model: Path, device: Device) -> ModelRates:
+def compute(model: Path, device: Device, attention: Attention = "exact") -> ModelRates:
     """Prefill of two lengths, which tell what a token costs and what the tokens before it add."""
     from engine.speculation.speculator import OFF
     from engine.startup.assembly import assemble
     from engine.startup.options import ReplicaOptions
 
     with tempfile.TemporaryDirectory() as data:
-        assembled = assemble(ReplicaOptions(model, "unix:unused", Path(data), "calibrate", b"", device=device))
+        options = ReplicaOptions(model, "unix:unused", Path(data), "calibrate", b"", device=device, attention=attention)
+        assembled = assemble(options)
     lengths = [length for length in _PROMPTS if length < assembled.capacity.context_tokens]
     if not lengths:
         lengths = [assembled.capacity.context_tokens // 2]
@@ -124,6 +127,7 @@ def compute(model: Path, device: Device) -> ModelRates:
         context,
         speculator.planner.costs,
         OFF[speculator.off] if speculator.off else "",
+        assembled.engine.executor.attention,
     )
 
 

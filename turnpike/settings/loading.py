@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from engine.options import parse_speculation, split_speculation
+from engine.options import parse_attention, parse_speculation, split_speculation
 from turnpike.settings.settings import BY_LANE, SettingError, Settings, parse_lane_values
 
 ENVIRONMENT_PREFIX = "TURNPIKE_"
@@ -67,6 +67,9 @@ def _convert(name: str, value: object, source: str) -> object:
         if name == "speculation":
             for of_model in split_speculation(str(converted)):
                 parse_speculation(of_model, draft_model=True)
+        if name == "attention":
+            for of_model in split_speculation(str(converted)):
+                parse_attention(of_model)
         return converted
     except (msgspec.ValidationError, ValueError) as error:
         if choices := _choices(name):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from engine.options import parse_speculation, split_speculation
+from engine.options import Attention, parse_attention, parse_speculation, split_speculation
 from engine.scheduling.fairness.lanes import LANE_WEIGHTS
 from protocol.requests import LANES, Lane
 from storage.reported_error import ReportedError
@@ -297,6 +297,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             ENGINE,
         ),
     ] = "auto"
+    attention: Annotated[
+        str,
+        _about(
+            "exact: the same bits in any batch, cold and cached; fast: by the library that measures fastest at start "
+            "(cuDNN, FlashAttention), the prefixes of prompts alone are shared, and nothing is drafted; of several "
+            "models one for all, or one each in their order with a semicolon between them",
+            SERVE,
+            ENGINE,
+        ),
+    ] = "exact"
     kv_memory: Annotated[int, _about("bytes for KV blocks; 0: from what is free", SERVE, ENGINE, at_least=0)] = 0
     swap_share: Annotated[
         float,
@@ -617,6 +627,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             return parse_speculation(self.speculation_of(at), draft_model=self.draft_folder(at) is not None)
         except ValueError as error:
             raise SettingError(f"speculation: {error}") from error
+
+    def attention_of(self, at: int) -> Attention:
+        """What `attention` says of the model at this place. Raises SettingError."""
+        parts = split_speculation(self.attention)
+        if len(parts) not in (1, len(self.model_folders)):
+            raise SettingError(f"attention: {len(parts)} choices for {len(self.model_folders)} models")
+        try:
+            return parse_attention(parts[at % len(parts)])
+        except ValueError as error:
+            raise SettingError(f"attention: {error}") from error
 
     @property
     def data(self) -> Path:

@@ -38,7 +38,9 @@ _MOST_GROUPED = 64
 _FP8, _FP8_HEADS = "float8_e4m3fn", (64, 128, 256)
 """KV in 8 bits, and the sizes of heads that may be stored so."""
 
-_OPTIONS = frozenset(("window", "scale", "soft_cap", "qkv_bias", "output_bias", "qk_norm", "plus_one", "sinks"))
+_OPTIONS = frozenset(
+    ("window", "scale", "soft_cap", "qkv_bias", "output_bias", "qk_norm", "plus_one", "sinks", "turned")
+)
 """The options of `AttentionVariant` that the kernels compute. They would pass over any other."""
 
 _WITH_E4M3 = (8, 9)
@@ -94,7 +96,7 @@ class Rows:
 
 def unsupported(decoder: Decoder, device: torch.device) -> str | None:
     """Why a model cannot be computed by these kernels on this device; None if it can."""
-    if decoder.embedding_scale is not None or decoder.head.cap is not None:
+    if decoder.embedding_scale is not None or decoder.head.cap is not None or decoder.head.divisor != 1.0:
         return "embeddings or logits are scaled"
     e4m3 = device.type != "cuda" or torch.cuda.get_device_capability(device) >= _WITH_E4M3
     computed = str(decoder.norm.weight.dtype).removeprefix("torch.")
@@ -155,6 +157,7 @@ class FusedDecoder:
         self.heads, self.head_dim, self.vocabulary = config.heads, config.head_dim, config.vocabulary
         self.embedding = decoder.embedding.weight
         self.device = self.embedding.device
+        assert isinstance(decoder.norm, RmsNorm)
         self.norm = decoder.norm
         self.head = ExactLinear(decoder.head.linear)
         tables: dict[Rotary, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -162,6 +165,8 @@ class FusedDecoder:
         for layer in decoder.layers:
             attention, mlp = layer.attention, layer.mlp
             assert isinstance(attention, SelfAttention)
+            assert isinstance(layer.attention_norm, RmsNorm)
+            assert isinstance(layer.mlp_norm, RmsNorm)
             if attention.rotary not in tables:
                 cosines, sines = attention.rotary.exact_tables()
                 tables[attention.rotary] = cosines.to(self.device), sines.to(self.device)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from engine.attention_backends.backend import AttentionBackend
+from engine.execution.cuda.fast_prefill import FastPrefill
 from engine.execution.cuda.linears import padded_rows
 from engine.execution.cuda.model import FusedDecoder, FusedLayer, Rows
 from engine.execution.cuda.slots import Chunk
@@ -32,6 +34,15 @@ def _runs_on_hopper(model: FusedDecoder, group: int) -> bool:
     return all(hopper.fits(layer.kv, model.heads, dtype, layer.scores) for layer in layers)
 
 
+def _remaining(spans: Sequence[tuple[int, int, int, int]], taken: Sequence[int]) -> list[tuple[int, int, int, int]]:
+    """The spans (first row, start position, tokens, row of the tables) without so many first rows of each."""
+    return [
+        (first + rows, start + rows, count - rows, index)
+        for (first, start, count, index), rows in zip(spans, taken, strict=True)
+        if count > rows
+    ]
+
+
 class Prefill:
     """Prefill passes; keys are cut at `bounds`, given on the host and on the device."""
 
@@ -50,6 +61,8 @@ class Prefill:
         self._on_hopper = [_runs_on_hopper(model, group) for group in range(len(memories))]
         first = {layer.group: layer.kv for layer in reversed(model.layers)}
         self._stored = [first[group] for group in range(len(memories))]
+        self.fast: FastPrefill | None = None
+        """What computes the attention of large chunks in place of our kernels, if anything does."""
         self._bounds = np.array(bounds)
         self._bounds_there = bounds_there
 
@@ -82,12 +95,15 @@ class Prefill:
             if on_hopper[group] and stored.in_fp8:
                 widened[group] = self._renumber(group, blocks[group], chunks, counts)
                 on_hopper[group] = widened[group] is not None
+        taken = [self._taken(group, chunks) for group in range(len(self._windows))]
         tiles = [
             plan_prefill_tiles(
-                spans, heads, self._bounds, window,  # type: ignore[arg-type]
+                _remaining(spans, fast), heads, self._bounds, window,  # type: ignore[arg-type]
                 tile_rows=hopper.TILE_ROWS if large else plain.TILE_ROWS,
             )
-            for heads, window, large in zip(self._heads_per_kv_head, self._windows, on_hopper, strict=True)
+            for heads, window, large, fast in zip(
+                self._heads_per_kv_head, self._windows, on_hopper, taken, strict=True
+            )
         ]  # fmt: skip
         lists = [one for one in widened if one is not None]
         attended = [
@@ -108,6 +124,17 @@ class Prefill:
 
         def attend(layer: FusedLayer, query: torch.Tensor, mixed: torch.Tensor) -> None:
             group, kv = layer.group, layer.kv
+            if self.fast is not None and any(taken[group]):
+                large = [(span, rows) for span, rows in zip(spans, taken[group], strict=True) if rows]
+                self.fast.attend(
+                    layer,
+                    [(first, chunks[index], rows) for (first, _, _, index), rows in large],
+                    [block_tables[group][index] for (*_, index), _ in large],
+                    query,
+                    mixed,
+                )
+            if not len(planned[group].table):
+                return
             memory = wide[group]
             if memory is not None:
                 numbers, data = memory
@@ -117,6 +144,16 @@ class Prefill:
             compute(query, kv, attended_there[group], self._bounds_there, planned[group], layer.scores, mixed)
 
         return self.model(Rows(there[0], there[1], there[2], block_tables), attend)
+
+    def attend_by(self, backends: Sequence[AttentionBackend | None]) -> None:
+        """Have libraries compute the attention of large chunks in the layer groups for which there is one."""
+        self.fast = FastPrefill(backends, self._windows)
+
+    def _taken(self, group: int, chunks: Sequence[Chunk]) -> list[int]:
+        """How many of each chunk's first rows a library computes."""
+        return (
+            [0] * len(chunks) if self.fast is None else self.fast.taken(group, chunks, self.model, self._stored[group])
+        )
 
     def _renumber(self, group: int, table: Ints, chunks: Sequence[Chunk], counts: Sequence[int]) -> Ints | None:
         """The blocks that the chunks attend to, each once; None if they are too many to be widened beforehand.

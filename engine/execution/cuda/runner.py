@@ -98,6 +98,7 @@ class CudaRunner(ModelRunner):
         self._ahead: Flight | None = None
 
     clears = gives_states = False
+    has_kernels = True
 
     @property
     def numerics(self) -> str:

@@ -26,7 +26,10 @@ SERVED = CUTS["cpu"]
 # Long enough for three splits of keys as they are cut in these tests, short enough to be quick.
 LENGTHS = [1, 3, 63, 64, 65, 127, 129, 200, 256, 270]
 OUTPUT = 9
-UNLIKE_LLAMA = ["qwen2", "phi3 longrope", "gemma2", "gemma3", "mistral", "qwen3 moe", "gpt-oss", "deepseek v3"]
+UNLIKE_LLAMA = [
+    *("qwen2", "phi3 longrope", "gemma2", "gemma3", "mistral", "qwen3 moe", "gpt-oss", "deepseek v3"),
+    *("gemma", "qwen2 moe", "smollm3", "granite", "olmo2", "glm4", "glm4 moe", "starcoder2", "phi"),
+]
 """Families whose attention or feed-forward layers are computed in other ways than Llama's."""
 
 

@@ -12,7 +12,7 @@ from engine.layers.moe import MixtureOfExperts, StackedExperts
 from tests.engine.conftest import Families, make_bench
 from tests.fast import only_fast
 
-FAMILIES = only_fast("qwen3 moe", of=["mixtral", "qwen3 moe", "gpt-oss", "deepseek v3"])
+FAMILIES = only_fast("qwen3 moe", of=["mixtral", "qwen2 moe", "qwen3 moe", "gpt-oss", "deepseek v3", "glm4 moe"])
 
 
 def mixtures(families: Families, name: str, **options: Any) -> list[MixtureOfExperts]:

@@ -18,6 +18,7 @@ from protocol.requests import Sampling
 from tests.engine.conftest import Families, generate, make_bench
 from tests.engine.families import (
     FAMILIES,
+    MULTIMODAL,
     VOCABULARY,
     by_transformers,
     in_hub_style,
@@ -62,12 +63,26 @@ def test_a_configuration_in_hub_style_is_the_same_model(name: str, family_folder
     assert torch.equal(run.logits[0], expected.logits[0])
 
 
-def test_of_a_model_of_images_and_text_the_language_part_is_run(tmp_path: Path):
-    folder = write_multimodal(tmp_path / "new")
+def by_the_whole(folder: Path, tokens: list[int]) -> torch.Tensor:
+    """The logits after each token, by the model of images and text without any image."""
+    from transformers import AutoModelForImageTextToText
+
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([tokens])).logits[0]
+
+
+@pytest.mark.parametrize("name", only_fast("qwen3_vl", of=MULTIMODAL))
+def test_of_a_model_of_images_and_text_the_language_part_is_run(name: str, tmp_path: Path):
+    folder = write_multimodal(tmp_path / "new", name)
     run = make_bench(folder).one(generate("a", PROMPT, OUTPUT, temperature=1.5, seed=5))
-    logits = by_transformers(folder, PROMPT + run.tokens)[len(PROMPT) - 1 : -1]
+    logits = by_the_whole(folder, PROMPT + run.tokens)[len(PROMPT) - 1 : -1]
     assert (torch.stack(run.logits) - logits).abs().max().item() < 1e-4
     assert len(set(run.tokens)) >= 40
+
+
+def test_a_language_part_in_hub_style_is_the_same_model(tmp_path: Path):
+    folder = write_multimodal(tmp_path / "new")
     hub = tmp_path / "hub"
     hub.mkdir()
     for file in folder.iterdir():
@@ -77,8 +92,49 @@ def test_of_a_model_of_images_and_text_the_language_part_is_run(tmp_path: Path):
     dtype = text.pop("torch_dtype")
     (hub / "config.json").unlink()
     (hub / "config.json").write_text(json.dumps({**config, "text_config": text, "torch_dtype": dtype}))
-    again = make_bench(hub).one(generate("a", PROMPT, 1))
+    again, run = (make_bench(each).one(generate("a", PROMPT, 1)) for each in (hub, folder))
     assert torch.equal(again.logits[0], run.logits[0])
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "mistral3"])
+@pytest.mark.parametrize("inside", ["language_model.model.", "model.language_model.", "model."])
+def test_a_language_part_is_found_by_any_of_its_names(name: str, inside: str, tmp_path: Path):
+    """As versions of transformers and hubs have written them; Qwen2.5-VL's first files have its fields outside."""
+    folder = write_multimodal(tmp_path / "new", name)
+    expected = make_bench(folder).one(generate("a", PROMPT, 1))
+    other = tmp_path / "other"
+    other.mkdir()
+    head = "language_model.lm_head." if inside.startswith("language_model") else "lm_head."
+    tensors = {}
+    for file in folder.glob("*.safetensors"):
+        for stored, tensor in load_file(file).items():
+            name_of = stored.replace("model.language_model.", "model.").replace("language_model.", "")
+            if name_of.startswith(("model.layers.", "model.embed_tokens.", "model.norm.")):
+                tensors[name_of.replace("model.", inside, 1)] = tensor
+            elif name_of.startswith("lm_head."):
+                tensors[name_of.replace("lm_head.", head)] = tensor
+            else:
+                tensors[f"visual.{name_of}"] = tensor
+    save_file(tensors, other / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    if name == "qwen2_5_vl" and inside == "model.":
+        text = config.pop("text_config")
+        config = {**text, **config}
+        rope = text["rope_parameters"]
+        config |= {"rope_theta": rope["rope_theta"], "rope_parameters": None}
+        config["rope_scaling"] = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+    (other / "config.json").write_text(json.dumps(config))
+    assert torch.equal(make_bench(other).one(generate("a", PROMPT, 1)).logits[0], expected.logits[0])
+
+
+def test_kimi_k2_is_deepseek_v3(family_folders: Families, tmp_path: Path):
+    folder = family_folders("deepseek v3")
+    config = json.loads((folder / "config.json").read_text())
+    for file in folder.glob("*.safetensors*"):
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "kimi_k2"}))
+    run, expected = (make_bench(each).one(generate("a", PROMPT, 1)) for each in (tmp_path, folder))
+    assert torch.equal(run.logits[0], expected.logits[0])
 
 
 @pytest.mark.parametrize(

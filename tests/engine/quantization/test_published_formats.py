@@ -22,7 +22,7 @@ from tests.fast import only_fast
 
 PROMPT = [(7 * i * i + 3 * i) % 131 for i in range(150)]
 SIZES = {"hidden_size": 128, "intermediate_size": 128}
-DENSE = {"llama": {}, "qwen3": {}, "phi3": {}}
+DENSE = {"llama": {}, "qwen3": {}, "phi3": {}, "glm4": {}, "starcoder2": {}}
 EXPERTS: dict[str, dict[str, Any]] = {"mixtral": {}, "qwen3 moe": {"moe_intermediate_size": 128}}
 EXPERTS["deepseek v3"] = {"moe_intermediate_size": 128, "kv_lora_rank": 128, "q_lora_rank": 128, "v_head_dim": 32}
 

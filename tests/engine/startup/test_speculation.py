@@ -29,6 +29,7 @@ def test_why_a_replica_does_not_speculate(tiny_model: Path) -> None:
     runner = runner_of(make_bench(tiny_model))
     assert make_speculation((), runner, SIZES, is_invariant=True).off == "setting"
     assert make_speculation(NAMES, runner, SIZES, is_invariant=False).off == "self_test"
+    assert make_speculation(NAMES, runner, SIZES, is_invariant=True, exact=False).off == "attention"
     runner.most_drafts = 0  # as on a GPU
     speculation = make_speculation(NAMES, runner, SIZES, is_invariant=True)
     assert (speculation.off, list(speculation.drafters)) == ("device", [])

@@ -54,7 +54,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_prompts_stop_at_the_context(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def compute(model: Path, device: str) -> machine_rates.ModelRates:
+    def compute(model: Path, device: str, attention: str) -> machine_rates.ModelRates:
         return machine_rates.ModelRates("short", ComputeRate(1e-9), 16, 4096, context_tokens=4000)
 
     monkeypatch.setattr(machine_rates, "compute", compute)
@@ -80,7 +80,7 @@ def test_a_full_disk_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 def test_what_steps_with_drafts_take(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     costs = VerifyCosts({64: {1: 1000.0, 4: 1000.0, 8: 2000.0}, 1024: {1: 2000.0, 4: 2000.0, 8: 4000.0}})
     rates = machine_rates.ModelRates("short", ComputeRate(1e-9), 16, 4096, 4000, costs)
-    monkeypatch.setattr(machine_rates, "compute", lambda model, device: rates)
+    monkeypatch.setattr(machine_rates, "compute", lambda model, device, attention: rates)
     assert cli.main(["calibrate", "--json"]) == 0
     (model,) = json.loads(capsys.readouterr().out)["models"]
     assert model["speculation"]["step_us"]["64"] == {"1": 1000, "4": 1000, "8": 2000}
@@ -92,6 +92,25 @@ def test_what_steps_with_drafts_take(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 def test_why_nothing_is_drafted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     rates = machine_rates.ModelRates("short", ComputeRate(1e-9), 16, 4096, 4000, None, "the device cannot")
-    monkeypatch.setattr(machine_rates, "compute", lambda model, device: rates)
+    monkeypatch.setattr(machine_rates, "compute", lambda model, device, attention: rates)
     assert cli.main(["calibrate"]) == 0
     assert "Nothing is drafted: the device cannot." in capsys.readouterr().out
+
+
+def test_what_computes_attention_where_it_is_fast(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def compute(model: Path, device: str, attention: str) -> machine_rates.ModelRates:
+        asked.append(attention)
+        libraries = ("cudnn", "torch") if attention == "fast" else ()
+        return machine_rates.ModelRates("short", ComputeRate(1e-9), 16, 4096, 4000, None, "no", libraries)
+
+    monkeypatch.setattr(machine_rates, "compute", compute)
+    assert cli.main(["calibrate"]) == 0
+    assert "Attention is fast" not in capsys.readouterr().out
+    monkeypatch.setenv("TURNPIKE_ATTENTION", "fast")
+    assert cli.main(["calibrate"]) == 0
+    assert "Attention is fast, by cudnn and torch." in capsys.readouterr().out
+    assert asked == ["exact", "fast"]

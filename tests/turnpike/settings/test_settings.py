@@ -148,6 +148,19 @@ def test_what_may_wait_in_all_leaves_room_for_each_lane_beside_the_others() -> N
     assert Settings().queue_requests >= sum(Settings().by_lane("queue_requests_lane").values())
 
 
+def test_the_attention_of_each_model() -> None:
+    assert Settings().attention_of(0) == "exact"
+    loaded = loading.load({"model": "a,b", "attention": "exact; fast"}, {})
+    assert [loaded.attention_of(at) for at in range(2)] == ["exact", "fast"]
+    assert loading.load({"model": "a,b", "attention": "fast"}, {}).attention_of(1) == "fast", (
+        "one choice is that of all"
+    )
+    with pytest.raises(SettingError, match="attention: 2 choices for 1 models"):
+        loading.load({"model": "a", "attention": "exact;fast"}, {}).attention_of(0)
+    with pytest.raises(SettingError, match=r"attention \(from --attention\): 'faster' is not exact or fast"):
+        loading.load({"attention": "faster"}, {})
+
+
 def test_the_drafters_of_speculation_in_the_order_in_which_they_are_asked() -> None:
     assert list(Settings().drafters_of(0)) == list(TEXT_DRAFTERS)
     assert list(loading.load({"speculation": "off"}, {}).drafters_of(0)) == []

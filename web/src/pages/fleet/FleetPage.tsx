@@ -11,7 +11,7 @@ import { Loaded } from '~/components/Loaded';
 import { Page } from '~/components/Page';
 import { State } from '~/components/values';
 
-import { announcement, draftsOf, laneRows, ratesOf, stateOf, tierRows, type TierRow } from './replicas';
+import { announcement, attentionOf, draftsOf, laneRows, ratesOf, stateOf, tierRows, type TierRow } from './replicas';
 
 type Replica = Schema<'ReplicaObject'>;
 
@@ -49,6 +49,7 @@ function ReplicaCard({ replica }: { replica: Replica }) {
   const mayChange = may(useMe(), 'fleet.write');
   const { word, tone } = stateOf(replica);
   const drafts = draftsOf(replica.metrics);
+  const attention = attentionOf(replica.metrics);
   return (
     <Paper component="section" withBorder p="md" aria-label={`Replica ${replica.name}`}>
       <Stack gap="sm">
@@ -81,6 +82,7 @@ function ReplicaCard({ replica }: { replica: Replica }) {
           <strong>What holds it back:</strong> {replica.held_back_by}
         </Text>
         {replica.rates !== null && <Text size="sm">{ratesOf(replica.rates)}</Text>}
+        {attention !== '' && <Text size="sm">{attention}</Text>}
         {drafts !== '' && <Text size="sm">{drafts}</Text>}
         <DataTable
           caption={`Queues of ${replica.name}`}

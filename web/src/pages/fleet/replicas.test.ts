@@ -1,6 +1,6 @@
 import { expect, test } from 'vitest';
 
-import { announcement, draftsOf, laneRows, ratesOf, stateOf, tierRows } from './replicas';
+import { announcement, attentionOf, draftsOf, laneRows, ratesOf, stateOf, tierRows } from './replicas';
 
 const REPLICA = {
   name: 'replica-0',
@@ -40,6 +40,13 @@ test('a tier without blocks is filled to nothing', () => {
     ['Device memory', 75],
     ['Disk', 0],
   ]);
+});
+
+test('by what attention is computed, where it is fast', () => {
+  const name = 'turnpike_engine_attention_';
+  expect(attentionOf({})).toBe('');
+  expect(attentionOf({ [`${name}cudnn`]: 0 })).toBe('');
+  expect(attentionOf({ [`${name}cudnn`]: 1, [`${name}torch`]: 0 })).toBe('Attention is fast, by cuDNN.');
 });
 
 test('what came of drafts, or why there are none', () => {

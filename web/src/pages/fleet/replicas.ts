@@ -52,10 +52,27 @@ export function laneRows({ waiting, service_us }: Replica): { lane: string; wait
 const SPECULATION = 'turnpike_engine_speculation_';
 const OFF = {
   off_setting: 'off by its settings',
+  off_attention: 'off: attention is fast, so that drafts could change outputs',
   off_device: 'off: this device verifies no drafts',
   off_self_test: 'off: outputs depend on the batch here',
   off_failed: 'off: every drafter has failed',
 } as const;
+
+const ATTENTION = 'turnpike_engine_attention_';
+const LIBRARIES = {
+  flash_attention_4: 'FlashAttention 4',
+  flash_attention_3: 'FlashAttention 3',
+  flash_attention_2: 'FlashAttention 2',
+  cudnn: 'cuDNN',
+  torch_flash: 'the FlashAttention in PyTorch',
+  torch: 'PyTorch',
+} as const;
+
+/** By which libraries attention is computed, in a sentence; empty where it is exact, or not known. */
+export function attentionOf(metrics: Metrics): string {
+  const used = Object.entries(LIBRARIES).filter(([name]) => metrics[ATTENTION + name] === 1);
+  return used.length === 0 ? '' : `Attention is fast, by ${used.map(([, name]) => name).join(' and ')}.`;
+}
 
 /** What came of drafts, in a sentence; empty for a replica that was not heard or is older than drafts. */
 export function draftsOf(metrics: Metrics): string {
