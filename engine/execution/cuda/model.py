@@ -165,6 +165,7 @@ class FusedDecoder:
         for layer in decoder.layers:
             attention, mlp = layer.attention, layer.mlp
             assert isinstance(attention, SelfAttention)
+            assert isinstance(mlp, FeedForward | MixtureOfExperts)
             assert isinstance(layer.attention_norm, RmsNorm)
             assert isinstance(layer.mlp_norm, RmsNorm)
             if attention.rotary not in tables:
