@@ -13,14 +13,14 @@ from typing import TypeAlias
 
 import torch
 
-from engine.execution.cuda.linears import ExactLinear, fp8_weight
+from engine.execution.cuda.linears import ExactLinear, exact_linear, fp8_weight
 from engine.kernels.paged_kv import PagedKv, Scores
 from engine.kernels.rows import quantize_rows, rms_norm, rotate_and_append, silu_mul
 from engine.kv_cache.memory import KvMemory
 from engine.layers.activation import silu_times
 from engine.layers.decoder_layer import DecoderLayer
 from engine.layers.feed_forward import FeedForward
-from engine.layers.linear import Linear
+from engine.layers.linear import Linear, TiledLinear
 from engine.layers.norm import RmsNorm
 from engine.layers.rotary import Rotary
 from engine.layers.self_attention import AttentionVariant, SelfAttention
@@ -111,6 +111,8 @@ def _options(variant: AttentionVariant) -> set[str]:
 
 
 def _unsupported_product(product: Linear, e4m3: bool) -> str | None:
+    if isinstance(product, TiledLinear):
+        return None
     in_fp8 = fp8_weight(product) is not None
     if not in_fp8 and (type(product) is not Linear or not product.is_plain):
         return "weights are kept in few bits, or in another order"
@@ -145,9 +147,9 @@ class FusedDecoder:
             scores = Scores(scoring.scale, memory.group.window, scoring.soft_cap, scoring.sinks)
             self.layers.append(
                 FusedLayer(
-                    layer.attention_norm, ExactLinear(attention.qkv), attention.norms, *tables[attention.rotary],
-                    slot.group, PagedKv(memory.data, slot.layer), scores, ExactLinear(attention.output),
-                    layer.mlp_norm, ExactLinear(mlp.gate_up), ExactLinear(mlp.down),
+                    layer.attention_norm, exact_linear(attention.qkv), attention.norms, *tables[attention.rotary],
+                    slot.group, PagedKv(memory.data, slot.layer), scores, exact_linear(attention.output),
+                    layer.mlp_norm, exact_linear(mlp.gate_up), exact_linear(mlp.down),
                 )
             )  # fmt: skip
 
