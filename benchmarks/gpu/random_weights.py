@@ -37,7 +37,7 @@ class _RandomTensors:
     def same(self, first: str, second: str) -> bool:
         return first == second
 
-    def packed(self, name: str, shape: tuple[int, int]) -> None:
+    def packed(self, name: str, shape: tuple[int, int], device: torch.device) -> None:
         return None
 
 
@@ -52,7 +52,5 @@ def load_random(
         tiles: Tiles = "none"
         if quantize not in ("none", "fp8"):
             tiles = kept_in_tiles(config.model_type, weights, like, lambda: 0)
-        load = Loader(
-            tensors, config, like, tiling, context_tokens, **kept, packed=quantize == "fp8", tiles=tiles
-        )
+        load = Loader(tensors, config, like, tiling, context_tokens, **kept, packed=quantize == "fp8", tiles=tiles)
         return FAMILIES[config.model_type].build(load)

@@ -2,8 +2,8 @@
 registers, for more by the library on the widened weight, with the same bits.
 
 `cuda/packed_linear.cu` says how the kernel works and what lies in a tile. Inputs are added up in order by one
-accumulator, or by two, one for each half, which are then added in fp32 (`sums_of`): a single one would be the bottleneck
-where there are few outputs. The library does the same when its second product is added to an fp32 result of the first.
+accumulator, or by two, one for each half, which are then added in fp32 (`sums_of`): a single one would be the
+bottleneck where there are few outputs. The library does the same when its second product is added to an fp32 result of the first.
 Whether it does on the machine at hand is for the caller to test.
 """
 
@@ -95,7 +95,7 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Cut:
-    """How a product is cut: tiles of a block, times 128 inputs that are fetched together, blocks of a multiprocessor."""
+    """How a product is cut: tiles of a block, times 128 inputs that are fetched at once, blocks of a multiprocessor."""
 
     tiles: int = 1
     step: int = 2

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from engine.kernels.packed_linear import Scratch, widen
 from engine.layers import matmul_kernels as kernels
 from engine.layers.matmul_kernels import (
     ROW_MULTIPLE,
@@ -33,7 +34,6 @@ from engine.layers.matmul_kernels import (
     padded_count,
     padded_counts,
 )
-from engine.kernels.packed_linear import Scratch, widen
 from engine.quantization.grouped_rows import grouped_rows
 from engine.quantization.packed import Decodable, PackedWeight, output_scales
 from engine.quantization.tiles import TiledWeight
@@ -251,7 +251,7 @@ class PackedLinear(Linear):
 class TiledLinear(PackedLinear):
     """A linear layer with a packed weight in the order in which a kernel of the GPU reads it.
 
-    Many rows are multiplied by the widened weight: by a copy that is kept, or by one made in `scratch` for each product.
+    Many rows are multiplied by the widened weight: a copy that is kept, or what is made in `scratch` for each product.
     """
 
     def __init__(

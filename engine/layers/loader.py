@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import torch
 
 from engine.errors import ModelError
+from engine.kernels.packed_linear import Scratch
 from engine.kv_cache.memory import FP8, KvLayout
 from engine.layers.embedding import Embedding, load_embedding
-from engine.kernels.packed_linear import Scratch
 from engine.layers.linear import Linear, PackedLinear, TiledLinear, Tiling
 from engine.layers.matmul_kernels import has_onednn
 from engine.layers.norm import RmsNorm, load_norm
@@ -108,11 +108,13 @@ class Loader:
         """The weight `name` as it is stored in few bits, on the device; None if it is plain, or to be encoded anew."""
         if self.quantize != "none" or not self._few_bits:
             return None
-        piece = self.checkpoint.packed(f"{name}.weight", (outputs, inputs))
+        device = self.like.device
+        piece = self.checkpoint.packed(f"{name}.weight", (outputs, inputs), device)
         if piece is None:
             return None
         self.forms.add(piece.form)
-        return piece.to(self.like.device)
+        # On a CPU it may still be the file's memory.
+        return piece if device.type == piece.codes.device.type != "cpu" else piece.to(device)
 
     def product(
         self,

@@ -117,11 +117,11 @@ def _not_supported(given: Fields, model_type: str) -> str:
     return f"{given.path}: model_type {model_type!r} is not supported ({supported})"
 
 
-def kept_in_tiles(
-    model_type: str, weights: Weights, like: torch.Tensor, decoded_bytes: Callable[[], int]
-) -> Tiles:
+def kept_in_tiles(model_type: str, weights: Weights, like: torch.Tensor, decoded_bytes: Callable[[], int]) -> Tiles:
     """How weights of 4 bits are kept for the GPU's kernel, where it multiplies them."""
-    multiplied = like.dtype == torch.bfloat16 and model_type in MULTIPLIED_PACKED and packed_linear.available(like.device)
+    multiplied = (
+        like.dtype == torch.bfloat16 and model_type in MULTIPLIED_PACKED and packed_linear.available(like.device)
+    )
     if weights == "decoded" or not multiplied:
         return "none"
     fits = weights == "auto" and decoded_bytes() <= available_memory(like.device) * _COPIES_SHARE

@@ -1,8 +1,8 @@
 """Weights of 4-bit codes in the tiles that the kernel for GPUs reads (`engine.kernels.packed_linear`).
 
 The numbers are those of the weight as it is stored, exactly: what a tile cannot hold stays as it was (`tiled` gives
-None). Inputs that are not in the order of their groups (GPTQ's act-order) are put into it; rows that are multiplied must
-be put into it too.
+None). Inputs that are not in the order of their groups (GPTQ's act-order) are put into it, and those of the rows that
+are multiplied must be too.
 """
 
 from __future__ import annotations
@@ -37,6 +37,10 @@ _MOST_ZERO = 16
 _TO_THREADS = (0, 4, 1, 5, 3, 8, 6, 9, 7, 2)
 """[tile, warp, row + 8, g; 128 inputs, half, step, + 8, t, odd] → the order in which threads read codes."""
 _FROM_THREADS = (0, 2, 9, 4, 1, 3, 6, 8, 5, 7)
+_FLOATS = (MXFP4, NVFP4)
+_FLOAT_BITS = ((6, 7, 8, 15), (3, 4, 5, 12), (0, 1, 2, 9), (10, 11, 13, 14))
+"""Where the bits of four codes in a half word lie, from the lowest on."""
+_IN_BOTH_HALVES = 0x10001
 _OUTPUT_PARTS, _INPUT_PARTS = (4, 2, 8), (2, 4, 2, 4, 2)
 
 
@@ -65,7 +69,8 @@ class TiledWeight:
         tiles = self.tiles
         data = tiles.data[start // TILE_OUTPUTS : -(-stop // TILE_OUTPUTS)]
         words = 4 * TILE_OUTPUTS * tiles.form.scale_words
-        codes = _from_threads(data[..., :-words])
+        stored = data[..., :-words].contiguous()
+        codes = _from_threads(_moved_bits(stored, back=True) if tiles.form.kind in _FLOATS else stored)
         scales, zeros = _read_scales(tiles.form, data[..., -words:].contiguous())
         grouped = tiles.table[codes.int()].view(len(codes), scales.shape[1], -1)
         values = grouped.sub_(zeros[..., None]).mul_(scales[..., None]).view(len(codes), -1)
@@ -119,7 +124,10 @@ def tiled(pieces: Sequence[PackedWeight]) -> TiledWeight | None:
     words = torch.nn.functional.pad(words, (0, 0, 0, -outputs % TILE_OUTPUTS))
     table = torch.tensor(_code_numbers(first), dtype=torch.float32, device=scales.device)
     factors = output_scales(pieces)
-    data = torch.cat([_to_threads(padded), _in_tiles(words, steps)], -1)
+    arranged = _to_threads(padded)
+    if kind in _FLOATS:
+        arranged = _moved_bits(arranged, back=False)
+    data = torch.cat([arranged, _in_tiles(words, steps)], -1)
     of_sums = None if factors is None else factors * (NVFP4_FACTOR if kind == NVFP4 else 1.0)
     return TiledWeight(Tiles(form, data, outputs, inputs, table, of_sums), factors, order)
 
@@ -133,7 +141,7 @@ def _is_alike(piece: PackedWeight, first: PackedWeight) -> bool:
         and piece.scales.dtype == first.scales.dtype
         and piece.minimums is None
         and (piece.block[0] == 1 or len(piece.scales) == 1)
-        and (_is_integer(piece) and _is_integer(first) or piece.code_type == first.code_type)
+        and (piece.code_type == first.code_type or (_is_integer(piece) and _is_integer(first)))
     )
 
 
@@ -198,10 +206,8 @@ def _scale_words(form: TileForm, scales: torch.Tensor, zeros: torch.Tensor, dtyp
     """Bytes [outputs, of all groups] of scales, stored as `dtype`, and zeros [outputs, groups]."""
     if form.kind == MXFP4:
         return scales
-    if dtype.itemsize > 1:
-        wide = scales.float()
-    else:
-        wide = numbers(scales, E8M0 if dtype == torch.uint8 else bytes_of(dtype))
+    of_bytes = E8M0 if dtype == torch.uint8 else bytes_of(dtype) if dtype.itemsize == 1 else None
+    wide = scales.float() if of_bytes is None else numbers(scales, of_bytes)
     if form.kind == NVFP4:
         return _five_bits_of_exponent(wide)
     if form.kind == TABLE:
@@ -249,9 +255,24 @@ def _to_threads(codes: torch.Tensor) -> torch.Tensor:
     """[outputs, inputs] → bytes [tiles, steps, of a tile's codes], in the order in which threads read them."""
     outputs, inputs = codes.shape
     tiles, steps = outputs // TILE_OUTPUTS, inputs // TILE_INPUTS
-    parts = codes.view(tiles, *_OUTPUT_PARTS, steps, *_INPUT_PARTS).permute(_TO_THREADS)
+    parts = codes.view(tiles, *_FLOATS = (MXFP4, NVFP4)
+_FLOAT_BITS = ((6, 7, 8, 15), (3, 4, 5, 12), (0, 1, 2, 9), (10, 11, 13, 14))
+"""Where the bits of four codes in a half word lie, from the lowest on."""
+_IN_BOTH_HALVES = 0x10001
+_OUTPUT_PARTS, steps, *_INPUT_PARTS).permute(_TO_THREADS)
     pairs = parts.reshape(tiles, steps, -1, 2)
     return pairs[..., 0] | pairs[..., 1] << 4
+
+
+def _moved_bits(stored: torch.Tensor, *, back: bool) -> torch.Tensor:
+    """Half words of four codes in order ↔ with their bits where the kernel wants those of floats."""
+    words = stored.view(torch.int32)
+    moved = torch.zeros_like(words)
+    for code, places in enumerate(_FLOAT_BITS):
+        for bit, place in enumerate(places):
+            old, new = (place, 4 * code + bit) if back else (4 * code + bit, place)
+            moved |= ((words >> old) & _IN_BOTH_HALVES) << new
+    return moved.view(torch.uint8)
 
 
 def _from_threads(stored: torch.Tensor) -> torch.Tensor:

@@ -229,7 +229,7 @@ class ExactTiledLinear(ExactLinear):
         return x if self._order is None else x.index_select(1, self._order)
 
     def _check_kernel(self) -> None:
-        """Raise KernelError unless the kernel multiplies by the weight that the tiles hold, in the order that it says."""
+        """Raise KernelError unless the kernel multiplies by the weight that the tiles hold, and in that order."""
         tiles, first = self._packed, self._packed.first_sum
         weight, checked = self._product.widened(), self._product.pieces[0].rows(0, packed_linear.TILE_OUTPUTS)
         factor = packed_linear.NVFP4_FACTOR if tiles.form.kind == packed_linear.NVFP4 else 1.0

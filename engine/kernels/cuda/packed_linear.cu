@@ -6,7 +6,9 @@
 //
 // A weight lies in tiles of 64 outputs, of 128 inputs each: the codes in the order in which threads read them, 4,096
 // bytes, and for each output SCALE_WORDS words of scales. A word of codes has the eight numbers that a thread gives to a
-// matrix instruction, [16, 16] of a warp: rows g and g + 8, inputs 2t and 2t + 8 and the ones after them.
+// matrix instruction, [16, 16] of a warp: rows g and g + 8, inputs 2t and 2t + 8 and the ones after them. Integers have
+// four bits each; of floats' four codes in a half word the last one has bits 14, 13, 11 and 10, the others bits 15 and 8
+// to 6, shifted right by 0, 3 and 6.
 //
 // A block has a warp that fetches and TILES groups of four warps, each of which multiplies a tile (wgmma with the weight
 // from registers). A stage is STEP times 128 inputs: for each group codes and scales, and the rows, which all groups
@@ -83,10 +85,16 @@ __device__ __forceinline__ void widen(u32 (&a)[4], u32 word, const Factors& f, f
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(a[i]) : "r"(v), "r"(f.scale[r]));
 #endif
 #elif FORM == MXFP4 || FORM == NVFP4
-    // As a bf16 the code's exponent and mantissa are 2^126 times too small.
-    u32 sign = (word << 12 - 4 * i) & 0x80008000, v;
-    u32 rest = i < 2 ? word << (6 - 4 * i & 31) : word >> (4 * i - 6 & 31);
-    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(v) : "r"(rest), "r"(0x01c001c0), "r"(sign));
+    // Bits lie so that three of four codes need no more than a shift. A code's exponent and mantissa are at bits 8 to 6,
+    // where a bf16 has them; there they are 2^126 times too small.
+    u32 v;
+    if (i < 3) {
+      v = (word << 3 * i) & 0x81c081c0;
+    } else {
+      v = (word << 1) & 0x80008000;
+      asm("lop3.b32 %0, %1, %2, %0, 0xea;" : "+r"(v) : "r"(word >> 4), "r"(0x00c000c0));
+      asm("lop3.b32 %0, %1, %2, %0, 0xea;" : "+r"(v) : "r"(word >> 5), "r"(0x01000100));
+    }
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(a[i]) : "r"(v), "r"(f.scale[r]));
 #else
     float low = __shfl_sync(0xffffffff, number, word >> 4 * i & 15), high = __shfl_sync(0xffffffff, number, word >> 4 * i + 16 & 15);
@@ -323,18 +331,24 @@ packed_linear(
       }
     }
   };
-  u32 next[4][4];
+  // A half's products run while the next half is widened, of the same 128 inputs or of the next ones.
+  u32 first[4][4], second[4][4];
   wait(full, 0);
   load(0, 0);
-  widen_half<0>(next, following, number);
-  int stage = 0;
+  widen_half<0>(first, following, number);
+  int stage = 0, before = 0;
   u32 phase = 0;
   for (int i = 0; i < steps; i += STEP) {
     int here = stage;
+    u32 x_stage = __shfl_sync(0xffffffff, x_memory + here * X_STAGE, 0);  // so that the compiler sees that it is one for all
     if (++stage == STAGES) stage = 0, phase ^= 1;
 #pragma unroll
     for (int sub = 0; sub < STEP; sub++) {
-      u32 x = x_memory + here * X_STAGE + sub * 2 * BOX;
+      u32 x = x_stage + sub * 2 * BOX;
+      begin_products();
+#pragma unroll
+      for (int k = 0; k < 4; k++) multiply(sum, first[k], descriptor(x >> 4, k * 32));
+      end_products();
       Tile now = following;
       if (sub + 1 < STEP) {
         load(here, sub + 1);
@@ -342,24 +356,20 @@ packed_linear(
         wait(full + 8 * stage, phase);
         load(stage, 0);
       }
-      u32 a[2][4][4];
-#pragma unroll
-      for (int k = 0; k < 16; k++) a[0][k / 4][k % 4] = next[k / 4][k % 4];
+      wait_products<1>();
+      if (sub == 0 && i > 0) arrive(empty + 8 * before);
+      widen_half<4>(second, now, number);
+      pin(second);
       begin_products();
 #pragma unroll
-      for (int k = 0; k < 4; k++) multiply(sum, a[0][k], descriptor(x >> 4, k * 32));
+      for (int k = 0; k < 4; k++) multiply(sum, second[k], descriptor((x + BOX) >> 4, k * 32));
       end_products();
-      widen_half<4>(a[1], now, number);
-      pin(a[1]);
-      begin_products();
-#pragma unroll
-      for (int k = 0; k < 4; k++) multiply(sum, a[1][k], descriptor((x + BOX) >> 4, k * 32));
-      end_products();
-      if (i + sub + 1 < steps) widen_half<0>(next, following, number);
-      wait_products<0>();
+      wait_products<1>();
+      if (i + sub + 1 < steps) widen_half<0>(first, following, number);
     }
-    arrive(empty + 8 * here);
+    before = here;
   }
+  wait_products<0>();
 #pragma unroll
   for (int i = 0; i < ROWS / 2; i++) asm volatile("" : "+f"(sum[i])::"memory");
 #if SUMS > 1

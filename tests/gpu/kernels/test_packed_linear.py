@@ -1,4 +1,4 @@
-"""Products with weights of 4 bits in tiles have the bits of the library on the widened weight, at each number of rows."""
+"""Products with weights of 4 bits in tiles have the bits of the library on the widened weight, at any count of rows."""
 
 from __future__ import annotations
 
