@@ -255,11 +255,7 @@ def _to_threads(codes: torch.Tensor) -> torch.Tensor:
     """[outputs, inputs] → bytes [tiles, steps, of a tile's codes], in the order in which threads read them."""
     outputs, inputs = codes.shape
     tiles, steps = outputs // TILE_OUTPUTS, inputs // TILE_INPUTS
-    parts = codes.view(tiles, *_FLOATS = (MXFP4, NVFP4)
-_FLOAT_BITS = ((6, 7, 8, 15), (3, 4, 5, 12), (0, 1, 2, 9), (10, 11, 13, 14))
-"""Where the bits of four codes in a half word lie, from the lowest on."""
-_IN_BOTH_HALVES = 0x10001
-_OUTPUT_PARTS, steps, *_INPUT_PARTS).permute(_TO_THREADS)
+    parts = codes.view(tiles, *_OUTPUT_PARTS, steps, *_INPUT_PARTS).permute(_TO_THREADS)
     pairs = parts.reshape(tiles, steps, -1, 2)
     return pairs[..., 0] | pairs[..., 1] << 4
 
