@@ -24,7 +24,13 @@ from engine.quantization.tiles import tiled
 
 COLD_BYTES = 300 << 20
 """Copies of a weight that are read in turn, so that none is in the L2 cache (50 MiB)."""
-CUTS = [Cut(1, step, blocks) for step in (1, 2, 4) for blocks in (1, 2, 3, 4, 5)] + [Cut(2, 2, 2), Cut(2, 2, 1)]
+CUTS: dict[int, list[Cut]] = {
+    8: [Cut(1, 4, blocks) for blocks in (1, 2, 3, 4)] + [Cut(1, 2, 4)],
+    16: [Cut(1, 4, blocks) for blocks in (1, 2, 3)],
+    32: [Cut(1, 2, blocks) for blocks in (1, 2, 3)] + [Cut(1, 1, blocks) for blocks in (2, 3)],
+    64: [Cut(1, 1, blocks) for blocks in (1, 2, 3)] + [Cut(1, 2, blocks) for blocks in (1, 2)],
+}
+"""By the rows of a kernel."""
 FORMS = ("int4", "mxfp4", "nvfp4", "awq", "table")
 ROWS = (1, 8, 16, 32, 64)
 MANY_ROWS = (128, 512, 2_048, 8_192)
@@ -43,7 +49,12 @@ def tiles_of(form: str, outputs: int, inputs: int) -> Tiles:
     return weight.tiles
 
 
-def compile_ahead(form: TileForm, cuts: list[Cut]) -> None:
+def tall(rows: int) -> int:
+    """The rows of the kernel for so many."""
+    return max(8, 1 << (rows - 1).bit_length())
+
+
+def compile_ahead(form: TileForm, rows: list[int]) -> None:
     """All kernels at once: each takes a core some seconds."""
 
     def make(key: tuple[int, int, Cut]) -> None:
@@ -53,17 +64,19 @@ def compile_ahead(form: TileForm, cuts: list[Cut]) -> None:
             print(key, error, flush=True)
 
     with ThreadPoolExecutor(16) as pool:
-        list(pool.map(make, ((sums, rows, cut) for sums in (1, 2) for rows in (8, 16, 32, 64) for cut in cuts)))
+        list(
+            pool.map(make, ((sums, high, cut) for sums in (1, 2) for high in {*map(tall, rows)} for cut in CUTS[high]))
+        )
 
 
-def times_of(form: str, cuts: list[Cut], tiles: Tiles, name: str) -> Iterator[tuple[str, float]]:
+def times_of(form: str, counts: list[int], tiles: Tiles, name: str) -> Iterator[tuple[str, float]]:
     """µs by what is timed."""
     copies = [replace(tiles, data=tiles.data.clone()) for _ in range(max(2, -(-COLD_BYTES // tiles.data.nbytes)))]
-    for rows in ROWS:
+    for rows in counts:
         x = torch.randn(rows, tiles.inputs, device=DEVICE).to(torch.bfloat16)
         out = torch.empty(rows, tiles.outputs, device=DEVICE, dtype=torch.bfloat16)
         took: dict[str, float] = {}
-        for cut in cuts:
+        for cut in CUTS[tall(rows)]:
             try:
                 took[f"{cut.tiles}.{cut.step}.{cut.blocks}"] = graph_us(
                     lambda index, cut=cut, x=x, out=out: multiply(x, copies[index], out, dependent=True, cut=cut),  # type: ignore[misc]
@@ -98,18 +111,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--forms", default=",".join(FORMS))
+    parser.add_argument("--rows", default=",".join(map(str, ROWS)))
+    parser.add_argument("--many", action="store_true", help="products of many rows too")
     arguments = parser.parse_args()
     torch.manual_seed(1)
     report: Report = {}
-    for index, form in enumerate(arguments.forms.split(",")):
-        cuts = CUTS if index == 0 else [Cut(1, 2, blocks) for blocks in (2, 3, 4, 5)] + [Cut(1, 4, 2), Cut(1, 1, 4)]
-        compile_ahead(tiles_of(form, 64, 128).form, cuts)
+    counts = [int(count) for count in arguments.rows.split(",")]
+    for form in arguments.forms.split(","):
+        compile_ahead(tiles_of(form, 64, 128).form, counts)
         for name, (outputs, inputs) in SHAPES.items():
             if name == "head":
                 continue
             tiles = tiles_of(form, outputs, inputs)
-            report.update(times_of(form, cuts, tiles, name))
-            if form in ("int4", "nvfp4"):
+            report.update(times_of(form, counts, tiles, name))
+            if arguments.many:
                 report.update(times_of_many(form, tiles, name))
         if arguments.json:
             arguments.json.write_text(json.dumps(report, indent=1))

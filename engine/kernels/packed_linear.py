@@ -30,6 +30,8 @@ _MANY_OUTPUTS, _FEW_INPUTS = 16_384, 2_048
 _INPUT_STEPS = 4
 """128 inputs come in multiples of this for each sum, so that stages are whole."""
 _SHARED_BYTES, _RESERVED_BYTES, _MOST_STAGES = 227 << 10, 3 << 10, 32
+_PROCESSORS = 132
+"""Multiprocessors of an H200. Others have nearly as many, and the cut changes no bits."""
 _BOX_BYTES = 128
 """Of a row: what one copy of the tensor memory accelerator has."""
 _ROW_ALIGNMENT = 16
@@ -102,10 +104,16 @@ class Cut:
     blocks: int = 3
 
 
-def cut_for(form: TileForm, rows: int, outputs: int, inputs: int) -> Cut:
-    """The quickest cut known on an H200 (`benchmarks/gpu/NOTES.md`)."""
-    del form, outputs, inputs
-    return Cut() if rows <= 32 else Cut(1, 2, 2)
+def cut_for(rows: int, outputs: int, inputs: int) -> Cut:
+    """The quickest cut known on an H200 (`benchmarks/gpu/NOTES.md`): as many blocks of a multiprocessor as there are.
+
+    Few blocks have more of the weight under way each.
+    """
+    blocks = -(-outputs // TILE_OUTPUTS) * sums_of(outputs, inputs)
+    at_once = min(3, -(-blocks // _PROCESSORS))
+    if rows <= 16:
+        return Cut(1, 4, at_once)
+    return Cut(1, 2, min(2, at_once)) if rows <= 32 else Cut(1, 1, min(2, at_once))
 
 
 def _tall(rows: int) -> int:
@@ -156,7 +164,7 @@ def multiply(
     rows, high = len(x), _tall(len(x))
     if x.data_ptr() % _ROW_ALIGNMENT or x.stride(0) * x.itemsize % _ROW_ALIGNMENT or x.stride(1) != 1:
         x = x.contiguous().clone()
-    cut = cut or cut_for(tiles.form, rows, tiles.outputs, tiles.inputs)
+    cut = cut or cut_for(rows, tiles.outputs, tiles.inputs)
     blocks = -(-len(tiles.data) // cut.tiles) * tiles.sums
     scales = tiles.output_scales
     _kernel(tiles.form, tiles.sums, high, cut)(
@@ -185,7 +193,8 @@ def multiply_widened(
         return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
     total = torch.mm(x[:, :first], weight[:, :first].t(), out_dtype=torch.float32)
     if tiles.sums > 1:
-        total = torch.addmm(total, x[:, first:], weight[:, first:].t(), out_dtype=torch.float32)
+        # Into itself, else it would be copied.
+        torch.addmm(total, x[:, first:], weight[:, first:].t(), out_dtype=torch.float32, out=total)
     _helper(tiles.form, "finish_sums")(
         (-(-tiles.outputs // 256), len(x)), 256, total, total if scales is None else scales,
         out if bias is None else bias, out, tiles.outputs, out.stride(0), int(scales is not None), int(bias is not None),

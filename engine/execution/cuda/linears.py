@@ -205,7 +205,7 @@ class ExactTiledLinear(ExactLinear):
         del scales
         x, out = self._in_order(x), self._memory(x, out)
         step = packed_linear.MOST_ROWS
-        for rows, into in zip(x.split(step), out.split(step), strict=True):
+        for rows, into in zip(torch.split(x, step), torch.split(out, step), strict=True):
             packed_linear.multiply(rows, self._packed, into, bias=self.bias)
         return out
 

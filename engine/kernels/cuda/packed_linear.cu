@@ -250,6 +250,16 @@ __device__ __forceinline__ void load_words(u32* a, u32 from) {
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(from));
 }
 
+// Four matrices of 8 rows and 8 inputs, whose rows are at the address that each thread gives.
+__device__ __forceinline__ void load_matrices(u32 (&x)[4], u32 from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(from));
+}
+__device__ __forceinline__ void multiply_alone(float* sum, const u32* a, const u32* x) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : F4(sum, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(x[0]), "r"(x[1]));
+}
+
 extern "C" __global__ void __launch_bounds__(TILES * 128 + 32, BLOCKS)
 #if SUMS > 1
 __cluster_dims__(SUMS, 1, 1)
@@ -331,13 +341,54 @@ packed_linear(
       }
     }
   };
-  // A half's products run while the next half is widened, of the same 128 inputs or of the next ones.
-  u32 first[4][4], second[4][4];
   wait(full, 0);
   load(0, 0);
-  widen_half<0>(first, following, number);
-  int stage = 0, before = 0;
+  int stage = 0;
   u32 phase = 0;
+#if ROWS <= 16
+  // Instructions of a warp: of so few rows those of four warps take longer.
+  int of_matrix = lane >> 3, of_row = lane & 7;
+  u32 row_place = of_row * 128, chunk_places[2];
+#pragma unroll
+  for (int i = 0; i < 2; i++) chunk_places[i] = row_place + (((i * 4 + of_matrix) ^ of_row) << 4);
+  for (int i = 0; i < steps; i += STEP) {
+    int here = stage;
+    u32 x_stage = x_memory + here * X_STAGE;
+    if (++stage == STAGES) stage = 0, phase ^= 1;
+#pragma unroll
+    for (int sub = 0; sub < STEP; sub++) {
+      Tile now = following;
+      if (sub + 1 < STEP) {
+        load(here, sub + 1);
+      } else if (i + STEP < steps) {
+        wait(full + 8 * stage, phase);
+        load(stage, 0);
+      }
+      u32 x[ROWS / 8][4][4];
+      u32 a[4][4];
+#pragma unroll
+      for (int n = 0; n < ROWS / 8; n++)
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+          load_matrices(x[n][j], x_stage + sub * 2 * BOX + j / 2 * BOX + n * 1024 + chunk_places[j & 1]);
+      widen_half<0>(a, now, number);
+#pragma unroll
+      for (int k = 0; k < 4; k++)
+#pragma unroll
+        for (int n = 0; n < ROWS / 8; n++) multiply_alone(sum + 4 * n, a[k], x[n][k / 2] + 2 * (k & 1));
+      widen_half<4>(a, now, number);
+#pragma unroll
+      for (int k = 0; k < 4; k++)
+#pragma unroll
+        for (int n = 0; n < ROWS / 8; n++) multiply_alone(sum + 4 * n, a[k], x[n][2 + k / 2] + 2 * (k & 1));
+    }
+    arrive(empty + 8 * here);
+  }
+#else
+  // A half's products run while the next half is widened, of the same 128 inputs or of the next ones.
+  u32 first[4][4], second[4][4];
+  widen_half<0>(first, following, number);
+  int before = 0;
   for (int i = 0; i < steps; i += STEP) {
     int here = stage;
     u32 x_stage = __shfl_sync(0xffffffff, x_memory + here * X_STAGE, 0);  // so that the compiler sees that it is one for all
@@ -370,6 +421,7 @@ packed_linear(
     before = here;
   }
   wait_products<0>();
+#endif
 #pragma unroll
   for (int i = 0; i < ROWS / 2; i++) asm volatile("" : "+f"(sum[i])::"memory");
 #if SUMS > 1
