@@ -1,10 +1,9 @@
-"""y = x Wᵀ with a weight of 4-bit codes, which lies in tiles: for up to 64 rows by a kernel that widens codes in
-registers, for more by the library on the widened weight, with the same bits.
+"""y = x Wᵀ with a weight of 4-bit codes in tiles: few rows by our kernel, many by the library, with the same bits.
 
-`cuda/packed_linear.cu` says how the kernel works and what lies in a tile. Inputs are added up in order by one
-accumulator, or by two, one for each half, which are then added in fp32 (`sums_of`): a single one would be the
-bottleneck where there are few outputs. The library does the same when its second product is added to an fp32 result of the first.
-Whether it does on the machine at hand is for the caller to test.
+`cuda/packed_linear.cu` widens codes in registers, for up to 64 rows; it says how, and what lies in a tile. Inputs are
+added up in order by one accumulator, or by two, one for each half, which are then added in fp32 (`sums_of`): a single
+one would be the bottleneck where there are few outputs. The library does the same on the widened weight when its second
+product is added to an fp32 result of the first. Whether it does on the machine at hand is for the caller to test.
 """
 
 from __future__ import annotations
@@ -197,7 +196,8 @@ def multiply_widened(
         torch.addmm(total, x[:, first:], weight[:, first:].t(), out_dtype=torch.float32, out=total)
     _helper(tiles.form, "finish_sums")(
         (-(-tiles.outputs // 256), len(x)), 256, total, total if scales is None else scales,
-        out if bias is None else bias, out, tiles.outputs, out.stride(0), int(scales is not None), int(bias is not None),
+        out if bias is None else bias, out, tiles.outputs, out.stride(0),
+        int(scales is not None), int(bias is not None),
     )  # fmt: skip
     return out
 
