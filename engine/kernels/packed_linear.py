@@ -25,7 +25,8 @@ NVFP4_FACTOR = 2.0**9
 """By so much the sums of NVFP4's tiles are too small."""
 _SOURCE = "packed_linear.cu"
 _CODE_BYTES = TILE_OUTPUTS * TILE_INPUTS // 2
-_MANY_OUTPUTS, _FEW_INPUTS = 16_384, 2_048
+_MANY_OUTPUTS, _FEW_INPUTS = 4_224, 2_048
+"""With more outputs one sum suffices: there are as many tiles as multiprocessors, or nearly."""
 _INPUT_STEPS = 4
 """128 inputs come in multiples of this for each sum, so that stages are whole."""
 _SHARED_BYTES, _RESERVED_BYTES, _MOST_STAGES = 227 << 10, 3 << 10, 32

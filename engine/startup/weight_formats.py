@@ -29,8 +29,11 @@ def report_formats(model: Decoder, kv_dtype: KvDtype, like: torch.Tensor) -> Non
         computed = f"decoded to {dtype} when loaded"
         if device == "cuda":
             computed += ": the kernel packed_linear does not multiply them"
+    # Nothing but weights has been put there yet.
+    resident = {"resident_bytes": torch.cuda.memory_allocated(like.device)} if device == "cuda" else {}
     for form in model.weight_forms:
-        logger.info("weights of few bits", format=form, computed=computed, **_measured(WEIGHT_LOSSES.get(form)))
+        loss = _measured(WEIGHT_LOSSES.get(form))
+        logger.info("weights of few bits", format=form, computed=computed, **resident, **loss)
     if kv_dtype != "auto":
         logger.info("KV of few bits", format=kv_dtype, **_measured(KV_LOSSES.get(kv_dtype)))
 

@@ -231,10 +231,11 @@ class ExactTiledLinear(ExactLinear):
     def _check_kernel(self) -> None:
         """Raise KernelError unless the kernel multiplies by the weight that the tiles hold, and in that order."""
         tiles, first = self._packed, self._packed.first_sum
-        weight, checked = self._product.widened(), self._product.pieces[0].rows(0, packed_linear.TILE_OUTPUTS)
+        weight, some = self._product.widened(), min(self.outputs, packed_linear.TILE_OUTPUTS)
+        checked = self._product.pieces[0].rows(0, some)
         factor = packed_linear.NVFP4_FACTOR if tiles.form.kind == packed_linear.NVFP4 else 1.0
         checked = checked if self._order is None else checked[:, self._order]
-        if not torch.equal(weight[: len(checked)].float() * factor, checked.to(self.dtype).float()):
+        if not torch.equal(weight[:some].float() * factor, checked.to(self.dtype).float()):
             raise KernelError("packed_linear widens a weight to other numbers")
         if self.inputs % _INPUT_MULTIPLE:
             return  # our other kernel does not multiply it
