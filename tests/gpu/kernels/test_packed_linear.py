@@ -74,7 +74,7 @@ FORMS: dict[str, Callable[[int, int], PackedWeight]] = {
 }
 
 
-def weight_of(form: str, outputs: int, inputs: int) -> tuple[TiledWeight, torch.Tensor]:
+def in_tiles(form: str, outputs: int, inputs: int) -> tuple[TiledWeight, torch.Tensor]:
     """In tiles, and decoded as the CPU does it."""
     torch.manual_seed(7)
     stored = FORMS[form](outputs, inputs)
@@ -106,7 +106,7 @@ def expected_product(x: torch.Tensor, tiles: Tiles, weight: torch.Tensor, bias: 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_row_has_the_same_bits_at_every_number_of_rows(form: str, shape: tuple[int, int]) -> None:
     outputs, inputs = shape
-    weight, decoded = weight_of(form, outputs, inputs)
+    weight, decoded = in_tiles(form, outputs, inputs)
     tiles = weight.tiles
     widened = widen(tiles, torch.full((outputs, inputs), torch.nan, device=DEVICE, dtype=torch.bfloat16))
     factor = NVFP4_FACTOR if tiles.form.kind == NVFP4 else 1.0
@@ -128,14 +128,14 @@ def test_a_row_has_the_same_bits_at_every_number_of_rows(form: str, shape: tuple
 
 @pytest.mark.parametrize("cut", [Cut(1, 1, 4), Cut(2, 2, 2), Cut(1, 4, 1)])
 def test_the_cut_changes_no_bits(cut: Cut) -> None:
-    weight, _ = weight_of("int4 g128", 4_160, 4_096)
+    weight, _ = in_tiles("int4 g128", 4_160, 4_096)
     x = random(64, 4_096).to(torch.bfloat16)
     for rows in (1, 17, 64):
         assert torch.equal(product(x[:rows], weight.tiles, cut=cut), product(x[:rows], weight.tiles))
 
 
 def test_a_row_that_is_not_finite_stays_alone() -> None:
-    weight, _ = weight_of("mxfp4", 4_096, 4_096)
+    weight, _ = in_tiles("mxfp4", 4_096, 4_096)
     x = random(20, 4_096).to(torch.bfloat16)
     expected = product(x, weight.tiles)
     x[7] = torch.nan
