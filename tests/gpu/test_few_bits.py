@@ -130,4 +130,4 @@ def test_files_of_4_bits_say_what_the_cpu_says(fmt: str, kept: Weights, tmp_path
     seen: list[torch.Tensor] = []
     recorder.engine.executor.runner.on_logits = lambda _, logits: seen.append(logits.float().cpu())
     recorder.run({"a": (PROMPT, 1)}, 1)
-    assert float((seen[-1][0, : len(expected)] - expected).norm() / expected.norm()) < 0.05
+    assert float((seen[-1][0, : len(expected)] - expected).norm() / expected.norm()) < 0.1
