@@ -8,7 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.kernels.packed_linear import INT4_BF16, INT4_FP16, MXFP4, NVFP4, TABLE, TILE_INPUTS
+from engine.kernels import packed_linear
+from engine.kernels.packed_linear import INT4_BF16, INT4_FP16, MXFP4, NVFP4, TABLE, TILE_INPUTS, Scratch
+from engine.layers.linear import PackedLinear, TiledLinear, Tiling
+from engine.models.registry import kept_in_tiles
 from engine.quantization import fp4, int4
 from engine.quantization.code_types import CodeType, pack
 from engine.quantization.packed import PackedWeight
@@ -125,3 +128,31 @@ def test_what_tiles_cannot_hold_is_left_as_it_is() -> None:
     assert tiled([awq(64, 128), fp4.encode_mxfp4(torch.randn(64, 128))]) is None
     assert tiled([replace(awq(64, 128), minimums=torch.ones(64, 2))]) is None
     assert tiled([int4.encode(torch.randn(64, 132), 12)]) is None
+
+
+@pytest.mark.parametrize("form", ["awq", "gptq, act-order", "nvfp4"])
+def test_a_layer_in_tiles_is_the_layer_of_its_packed_weights(form: str) -> None:
+    """Where no kernel multiplies it: stock operations take what is decoded of the tiles."""
+    torch.manual_seed(4)
+    like = torch.empty(0)
+    pieces = [FORMS[form][0](outputs, 256) for outputs in (72, 64)]
+    weight, bias, x = tiled(pieces), torch.randn(136), torch.randn(16, 256)
+    assert weight is not None
+    scratch = Scratch(like)
+    layer = TiledLinear(weight, bias, Tiling(), like, scratch)
+    torch.testing.assert_close(layer(x), PackedLinear(pieces, bias, Tiling(), like)(x))
+    assert not layer.is_copied
+    assert layer.nbytes == weight.nbytes
+    assert scratch.nbytes == 136 * 256 * 4
+
+
+def test_weights_are_kept_in_tiles_where_a_kernel_multiplies_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    like = torch.empty(0, dtype=torch.bfloat16)
+    assert kept_in_tiles("llama", "auto", like, lambda: 1) == "none"
+    monkeypatch.setattr(packed_linear, "available", lambda _device: True)
+    assert kept_in_tiles("llama", "auto", like, lambda: 1) == "copy"
+    assert kept_in_tiles("llama", "auto", like, lambda: 1 << 60) == "scratch"
+    assert kept_in_tiles("llama", "packed", like, lambda: 1) == "scratch"
+    assert kept_in_tiles("llama", "decoded", like, lambda: 1) == "none"
+    assert kept_in_tiles("gemma2", "auto", like, lambda: 1) == "none"
+    assert kept_in_tiles("llama", "auto", like.float(), lambda: 1) == "none"
