@@ -33,6 +33,10 @@ PRECISIONS: dict[str, tuple[Quantize, KvDtype]] = {
     "bf16": ("none", "auto"),
     "fp8": ("fp8", "fp8"),
     "fp8-weights": ("fp8", "auto"),
+    "int4": ("int4", "auto"),
+    "int4-fp8": ("int4", "fp8"),
+    "mxfp4": ("mxfp4", "auto"),
+    "nvfp4": ("nvfp4", "auto"),
 }
 """What weights are rounded to, and what KV is kept as."""
 WARM = ("shared_prefix", "sharing_trees")

@@ -19,6 +19,9 @@ Weights = Literal["auto", "decoded", "packed"]
 
 `auto` decodes them if they then fit well into memory.
 """
+Tiles = Literal["none", "scratch", "copy"]
+"""Whether weights of 4 bits are kept in the order in which the GPU's kernel reads them. For products of many rows they
+are widened each time in a scratch, or once into a copy."""
 
 TEXT_DRAFTERS = ("grammar", "ngram", "suffix")
 """The drafters that need no weights, the preferred first."""

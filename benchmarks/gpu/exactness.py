@@ -10,16 +10,17 @@ import argparse
 import json
 import random
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from benchmarks.gpu.random_weights import load_random
 from benchmarks.gpu.shapes import SHAPES, write_shape
 from engine.core.engine import Engine
+from engine.models.decoder import Decoder
 from engine.options import KvDtype, Quantize
 from engine.scheduling.step_work import Work
 from engine.startup.assembly import assemble
@@ -38,8 +39,8 @@ Logits = dict[str, list[int]]
 class Recorder:
     """An engine whose logits of each request are kept, as hashes of their bits."""
 
-    def __init__(self, options: ReplicaOptions) -> None:
-        self.engine: Engine = assemble(options, load_random).engine
+    def __init__(self, options: ReplicaOptions, load: Callable[..., Decoder] = load_random) -> None:
+        self.engine: Engine = assemble(options, load).engine
         self.engine.executor.runner.on_logits = self._see
         self.seen: Logits = {}
 
@@ -130,7 +131,7 @@ def compare_runs(folder: Path, shape: str, quantize: Quantize, requests: int, kv
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="llama-3.2-1b")
-    parser.add_argument("--quantize", choices=("none", "fp8"), default="none")
+    parser.add_argument("--quantize", choices=get_args(Quantize), default="none")
     parser.add_argument("--kv", choices=("auto", "fp8"), default="auto")
     parser.add_argument("--requests", type=int, default=60)
     parser.add_argument("--json", type=Path, required=True)

@@ -11,7 +11,8 @@ from engine.layers.linear import Tiling
 from engine.layers.loader import Loader
 from engine.model_config.config import ModelConfig
 from engine.models.decoder import Decoder
-from engine.models.registry import FAMILIES
+from engine.models.registry import FAMILIES, kept_in_tiles
+from engine.options import Tiles
 
 _DEVIATION = 0.02
 _WITH_EXPERTS = frozenset({"gpt_oss", "mixtral", "qwen3_moe"})
@@ -46,7 +47,7 @@ class _RandomTensors:
     def same(self, first: str, second: str) -> bool:
         return first == second
 
-    def packed(self, name: str, shape: tuple[int, int]) -> None:
+    def packed(self, name: str, shape: tuple[int, int], device: torch.device) -> None:
         return None
 
 
@@ -56,7 +57,10 @@ def load_random(
     """As `engine.models.registry.load_model`, with random weights."""
     torch.manual_seed(0)
     with torch.inference_mode():
-        kept.pop("weights", None)
+        weights, quantize = kept.pop("weights", "auto"), kept.get("quantize", "none")
         tensors: Any = _RandomTensors(apart=config.model_type in _WITH_EXPERTS)
-        load = Loader(tensors, config, like, tiling, context_tokens, **kept, packed=kept.get("quantize") == "fp8")
+        tiles: Tiles = "none"
+        if quantize not in ("none", "fp8"):
+            tiles = kept_in_tiles(config.model_type, weights, like, lambda: 0)
+        load = Loader(tensors, config, like, tiling, context_tokens, **kept, packed=quantize == "fp8", tiles=tiles)
         return FAMILIES[config.model_type].build(load)

@@ -130,6 +130,11 @@ def _cubin(path: Path, defines: Mapping[str, int]) -> bytes:
     return cubin
 
 
+def compile_kept(source: str, defines: Mapping[str, int]) -> None:
+    """Compile a source of `engine/kernels/cuda/` where its cubin is not kept yet. Raises KernelError."""
+    _cubin(SOURCES / source, defines)
+
+
 def _checked(result: int, what: str) -> None:
     if result == _SUCCESS:
         return

@@ -12,7 +12,8 @@ oneDNN compiles and keeps a kernel for each shape and row count (0.6 MB and some
 to one of few counts, all of which are run before the replica has work (`warm_up`).
 
 A quantized weight can be kept packed. It is decoded a few outputs at a time at each use: less memory, more work. oneDNN
-gives a tile's outputs the same bits as in the whole product.
+gives a tile's outputs the same bits as in the whole product. On a GPU one of 4 bits may be kept in the order in which a
+kernel reads it (`TiledLinear`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from engine.kernels.packed_linear import Scratch, widen
 from engine.layers import matmul_kernels as kernels
 from engine.layers.matmul_kernels import (
     ROW_MULTIPLE,
@@ -34,6 +36,7 @@ from engine.layers.matmul_kernels import (
 )
 from engine.quantization.grouped_rows import grouped_rows
 from engine.quantization.packed import Decodable, PackedWeight, output_scales
+from engine.quantization.tiles import TiledWeight
 
 _SMALL = 400_000
 """The most elements of a weight for which `transposed` is faster at a decode step's few rows."""
@@ -192,9 +195,9 @@ class PackedLinear(Linear):
     """A linear layer with packed weights `pieces`, whose outputs are concatenated. `like`: the model's type."""
 
     def __init__(
-        self, pieces: Sequence[PackedWeight], bias: torch.Tensor | None, tiling: Tiling, like: torch.Tensor
+        self, pieces: Sequence[Decodable], bias: torch.Tensor | None, tiling: Tiling, like: torch.Tensor
     ) -> None:
-        self._pieces: list[Decodable] = [grouped_rows(piece) or piece for piece in pieces]
+        self._pieces: list[Decodable] = [_arranged(piece) for piece in pieces]
         self._bias = bias
         self.tiling = tiling
         self.inputs = pieces[0].shape[1]
@@ -206,7 +209,7 @@ class PackedLinear(Linear):
         outputs = [piece.shape[0] for piece in pieces]
         self._output_scales = output_scales(pieces)
         self.elements = sum(outputs) * self.inputs
-        tiling.add(self, (PackedLinear, *outputs, self.inputs, bias is not None), self._least)
+        tiling.add(self, (type(self), *outputs, self.inputs, bias is not None), self._least)
 
     @property
     def pieces(self) -> Sequence[Decodable]:
@@ -250,6 +253,51 @@ class PackedLinear(Linear):
         if self._output_scales is not None:
             return self._scaled(y, plus)
         return y if plus is None else y.add_(plus)
+
+
+class TiledLinear(PackedLinear):
+    """A linear layer with a packed weight in the order in which a kernel of the GPU reads it.
+
+    Many rows are multiplied by the widened weight: a copy that is kept, or what is made in `scratch` for each product.
+    """
+
+    def __init__(
+        self,
+        weight: TiledWeight,
+        bias: torch.Tensor | None,
+        tiling: Tiling,
+        like: torch.Tensor,
+        scratch: Scratch | None,
+    ) -> None:
+        super().__init__([weight], bias, tiling, like)
+        self.tiles, self.order = weight.tiles, weight.order
+        self._scratch = scratch
+        self._copy: torch.Tensor | None = None
+        if scratch is None:
+            self._copy = widen(self.tiles, like.new_empty(weight.shape))
+        else:
+            scratch.reserve(self.elements)
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether a widened copy of its weight is kept."""
+        return self._copy is not None
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + (0 if self._copy is None else self._copy.nbytes)
+
+    def widened(self) -> torch.Tensor:
+        """The weight [outputs, inputs] as the kernel multiplies by it, until another one is widened."""
+        if self._copy is not None:
+            return self._copy
+        assert self._scratch is not None
+        return self._scratch.widened(self.tiles)
+
+
+def _arranged(piece: Decodable) -> Decodable:
+    """The weight in the order that is decoded the fastest here."""
+    return grouped_rows(piece) or piece if isinstance(piece, PackedWeight) else piece
 
 
 def _repeated(x: torch.Tensor, rows: int) -> torch.Tensor:

@@ -8,18 +8,20 @@ from contextlib import contextmanager
 import torch
 
 from engine.errors import ModelError
+from engine.kernels.packed_linear import Scratch
 from engine.kv_cache.memory import FP8, KvLayout
 from engine.layers.embedding import Embedding, load_embedding
-from engine.layers.linear import Linear, PackedLinear, Tiling
+from engine.layers.linear import Linear, PackedLinear, TiledLinear, Tiling
 from engine.layers.matmul_kernels import has_onednn
 from engine.layers.norm import LayerNorm, RmsNorm, load_norm
 from engine.layers.rotary import NoRotary, Rotary
 from engine.model_config.config import ModelConfig
 from engine.model_config.rope import RopeConfig
-from engine.options import KvDtype, Quantize
+from engine.options import KvDtype, Quantize, Tiles
 from engine.quantization import fp4
 from engine.quantization.encoding import encoded, quantized
 from engine.quantization.packed import PackedWeight, decode_into, output_scales
+from engine.quantization.tiles import tiled
 from engine.weights.checkpoint import Checkpoint
 
 _GATE_MULTIPLE = 16
@@ -29,8 +31,8 @@ class Loader:
     """Makes the layers of one model. Every method raises ModelError that names a missing or mismatched tensor.
 
     `like`: type and device. `context_tokens`: rows of rotary tables. `quantize`: the format of linear layers (not of
-    embeddings, heads, norms and routers). `packed`: quantized weights stay packed. `kv`: collects the layer groups,
-    whose KV is stored as `kv_dtype`.
+    embeddings, heads, norms and routers). `packed`: quantized weights stay packed. `tiles`: those that fit into tiles
+    are kept in them, for the GPU's kernel. `kv`: collects the layer groups, whose KV is stored as `kv_dtype`.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Loader:
         quantize: Quantize = "none",
         kv_dtype: KvDtype = "auto",
         packed: bool = False,
+        tiles: Tiles = "none",
     ) -> None:
         self.checkpoint = checkpoint
         self.config = config
@@ -52,6 +55,8 @@ class Loader:
         self.context_tokens = context_tokens
         self.quantize: Quantize = quantize
         self.packed = packed
+        self._tiles = tiles
+        self._scratch = Scratch(like) if tiles == "scratch" else None
         self._few_bits = quantize != "none" or checkpoint.is_quantized()
         # There is no kernel there that multiplies its sums: a weight is then decoded with that factor.
         self._folds_output_scales = like.device.type == "cuda" and not packed
@@ -80,8 +85,10 @@ class Loader:
                 self.checkpoint.load(f"{name}.bias", part)
         pieces = [self._piece(name, size, inputs) for name, size in zip(names, outputs, strict=True)]
         packed = [piece for piece in pieces if piece is not None]
-        if self.packed and len(packed) == len(pieces):
-            return PackedLinear(packed, biases, self.tiling, self.like)
+        if packed and len(packed) == len(pieces):
+            kept = self._kept_packed(packed, biases)
+            if kept is not None:
+                return kept
         weight = self.like.new_empty(sum(outputs), inputs) if into is None else into
         for name, piece, rows in zip(names, pieces, torch.split(weight, outputs), strict=True):
             if piece is None:
@@ -91,15 +98,24 @@ class Loader:
         scales = None if self._folds_output_scales else output_scales(pieces, outputs)
         return self.product(names[0], weight, biases, scales)
 
+    def _kept_packed(self, pieces: Sequence[PackedWeight], bias: torch.Tensor | None) -> PackedLinear | None:
+        """The layer with these weights kept packed; None if they are to be decoded."""
+        weight = None if self._tiles == "none" else tiled(pieces)
+        if weight is not None:
+            return TiledLinear(weight, bias, self.tiling, self.like, self._scratch)
+        return PackedLinear(pieces, bias, self.tiling, self.like) if self.packed else None
+
     def _piece(self, name: str, outputs: int, inputs: int) -> PackedWeight | None:
         """The weight `name` as it is stored in few bits, on the device; None if it is plain, or to be encoded anew."""
         if self.quantize != "none" or not self._few_bits:
             return None
-        piece = self.checkpoint.packed(f"{name}.weight", (outputs, inputs))
+        device = self.like.device
+        piece = self.checkpoint.packed(f"{name}.weight", (outputs, inputs), device)
         if piece is None:
             return None
         self.forms.add(piece.form)
-        return piece.to(self.like.device)
+        # On a CPU it may still be the file's memory.
+        return piece if device.type == piece.codes.device.type != "cpu" else piece.to(device)
 
     def product(
         self,
@@ -114,14 +130,14 @@ class Loader:
             with self._naming(name):
                 packed = encoded(weight, self.quantize)
             self.forms.add(packed.form)
-            if not self.packed:
-                decode_into(packed, weight, folded=self._folds_output_scales)
-                scales = None if self._folds_output_scales else packed.output_scales
-            else:
-                weight = packed
+            kept = self._kept_packed([packed], bias)
+            if kept is not None:
+                return kept
+            decode_into(packed, weight, folded=self._folds_output_scales)
+            scales = None if self._folds_output_scales else packed.output_scales
         if isinstance(weight, torch.Tensor):
             return Linear(weight, bias, self.tiling, few_bits=self._few_bits, output_scales=scales)
-        return PackedLinear([weight], bias, self.tiling, self.like)
+        return self._kept_packed([weight], bias) or PackedLinear([weight], bias, self.tiling, self.like)
 
     def rounded(self, name: str, weight: torch.Tensor) -> torch.Tensor:
         """The weight [outputs, inputs] of the layer `name`, rounded to the format `quantize`."""

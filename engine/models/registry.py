@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 
-from engine.device import return_freed_memory, should_keep_packed
+from engine.device import available_memory, return_freed_memory, should_keep_packed
 from engine.errors import ModelError
+from engine.kernels import packed_linear
 from engine.layers.linear import Tiling
 from engine.layers.loader import Loader
 from engine.model_config.config import ModelConfig, check_sizes, model_config
@@ -34,7 +35,7 @@ from engine.models.qwen3_moe import QWEN3_MOE, qwen3_moe
 from engine.models.seed_oss import SEED_OSS, seed_oss
 from engine.models.smollm3 import SMOLLM3, smollm3
 from engine.models.starcoder2 import STARCODER2, starcoder2
-from engine.options import KvDtype, Quantize, Weights
+from engine.options import KvDtype, Quantize, Tiles, Weights
 from engine.quantization.quantization_config import check_quantization
 from engine.weights.checkpoint import Checkpoint
 
@@ -77,8 +78,11 @@ FAMILIES: dict[str, ModelFamily] = {
         ModelFamily(STARCODER2, starcoder2),
     )
 }
-MULTIPLIED_IN_FP8 = {"llama", "mistral", "qwen2", "qwen3"}
-"""Families whose FP8 weights a GPU multiplies as they are (`engine.execution.cuda`); others are decoded on loading."""
+MULTIPLIED_PACKED = {"llama", "mistral", "qwen2", "qwen3"}
+"""Families whose FP8 and 4-bit weights a GPU multiplies as they are (`engine.execution.cuda`); others are decoded on
+loading."""
+_COPIES_SHARE = 0.25
+"""Widened copies of packed weights are kept if they take no more of the device's free memory than this."""
 LANGUAGE_PARTS = {
     "gemma3": "gemma3_text",
     "mistral3": "mistral",
@@ -153,6 +157,17 @@ def _not_supported(given: Fields, model_type: str) -> str:
     return f"{given.path}: model_type {model_type!r} is not supported ({supported})"
 
 
+def kept_in_tiles(model_type: str, weights: Weights, like: torch.Tensor, decoded_bytes: Callable[[], int]) -> Tiles:
+    """How weights of 4 bits are kept for the GPU's kernel, where it multiplies them."""
+    multiplied = (
+        like.dtype == torch.bfloat16 and model_type in MULTIPLIED_PACKED and packed_linear.available(like.device)
+    )
+    if weights == "decoded" or not multiplied:
+        return "none"
+    fits = weights == "auto" and decoded_bytes() <= available_memory(like.device) * _COPIES_SHARE
+    return "copy" if fits else "scratch"
+
+
 def load_model(
     folder: Path,
     config: ModelConfig,
@@ -173,13 +188,18 @@ def load_model(
     check_quantization(quantization)
     with Checkpoint(folder, quantization, config.prefix) as checkpoint, torch.inference_mode():
         check_sizes(config, checkpoint.stored_bytes())
-        in_fp8 = quantize == "fp8" and like.device.type == "cuda" and config.model_type in MULTIPLIED_IN_FP8
+        in_fp8 = quantize == "fp8" and like.device.type == "cuda" and config.model_type in MULTIPLIED_PACKED
         packed = (weights == "auto" and in_fp8) or should_keep_packed(
             weights, lambda: checkpoint.decoded_bytes(like.itemsize), like.device
         )
+        few_bits = quantize not in ("none", "fp8") or (quantize == "none" and checkpoint.is_quantized())
+        tiles: Tiles = "none"
+        if few_bits:
+            tiles = kept_in_tiles(config.model_type, weights, like, lambda: checkpoint.decoded_bytes(like.itemsize))
         load = Loader(
-            checkpoint, config, like, tiling, context_tokens, quantize=quantize, kv_dtype=kv_dtype, packed=packed
-        )
+            checkpoint, config, like, tiling, context_tokens, quantize=quantize, kv_dtype=kv_dtype, packed=packed,
+            tiles=tiles,
+        )  # fmt: skip
         model = FAMILIES[config.model_type].build(load)
         checkpoint.check_all_read(config.layers, config.fields.count("num_nextn_predict_layers"))
     return_freed_memory()

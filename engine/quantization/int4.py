@@ -87,7 +87,7 @@ def _check_group(group: torch.Tensor | None, name: str, inputs: int, groups: int
 
 def _unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
     """[..., n] 32-bit words → [..., n, 32 / bits] values, low bits first."""
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
     return (words.int()[..., None] >> shifts) & ((1 << bits) - 1)
 
 
@@ -100,7 +100,7 @@ def stored_awq(words: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor) -
     inputs, groups, outputs = words.shape[0], *scales.shape
     if words.shape[1] * 8 != outputs or zeros.shape != (groups, outputs // 8) or inputs % groups:
         raise ValueError(f"shapes {list(words.shape)}, {list(zeros.shape)} and {list(scales.shape)} do not fit")
-    order = torch.tensor(_AWQ_ORDER).argsort()
+    order = torch.tensor(_AWQ_ORDER, device=words.device).argsort()
     values = _unpack(words, 4)[..., order].reshape(inputs, outputs)
     zero = _unpack(zeros, 4)[..., order].reshape(groups, outputs)
     codes, zero = pack(values.t(), 4), zero.t().to(torch.int16).contiguous()
@@ -180,6 +180,6 @@ def stored_packed(
 
 def _out_of_order(group: torch.Tensor | None, inputs: int, groups: int) -> torch.Tensor | None:
     """`group`, or None if inputs are in order of their groups, as they mostly are: that is faster to decode."""
-    if group is None or torch.equal(group.long(), torch.arange(inputs) // -(-inputs // groups)):
+    if group is None or torch.equal(group.long(), torch.arange(inputs, device=group.device) // -(-inputs // groups)):
         return None
     return group.long()

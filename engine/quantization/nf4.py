@@ -109,4 +109,4 @@ def _denested(codes: torch.Tensor, table: torch.Tensor, scales: torch.Tensor, st
         raise ValueError(f"nested_absmax of shape {list(scales.shape)} does not fit {len(codes)} scales")
     values = _table(table, 256, "nested_quant_map")[codes.long()]
     # A block may be said to be far longer than all the scales are: nothing of its size is made.
-    return values * scales[torch.arange(len(codes)) // block] + state.nested_offset
+    return values * scales[torch.arange(len(codes), device=codes.device) // block] + state.nested_offset

@@ -70,7 +70,8 @@ def _gptq(
             raise ValueError("desc_act is true and g_idx, which says the group of each input, is missing")
         if type(size) is int and size > 0 and words.dim():
             size = quantization.integer("group_size")  # bounded
-            group = torch.arange(len(words) * 32 // bits) // size  # the last group may be smaller
+            # The last group may be smaller.
+            group = torch.arange(len(words) * 32 // bits, device=words.device) // size
     weight = int4.stored_gptq(*parts, group, bits=bits, zero_offset=gptq_zero_offset(quantization))
     check_groups(quantization, weight.inputs, len(scales))
     return weight

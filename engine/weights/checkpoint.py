@@ -23,6 +23,7 @@ from engine.weights.safetensors_files import SafetensorsFiles
 from model_files.gguf_values import GgufError
 from model_files.model_documents import gguf_of
 
+_HOST = torch.device("cpu")
 PARTS = ("weight", "weight_packed", "qweight")
 """The names of a linear layer's main tensor in the supported formats."""
 _LAYER = re.compile(r"model\.layers\.(\d+)\..*\.(weight|bias|qweight|weight_packed)$")
@@ -56,6 +57,23 @@ def _open(folder: Path, prefix: str, bits: int) -> TensorFiles:
     except GgufError as error:
         raise ModelError(str(error)) from error
     return SafetensorsFiles(folder, prefix, bits) if gguf is None else GgufTensors(gguf)
+
+
+class _OnDevice:
+    """A checkpoint's tensors, copied to a device: what is done with millions of words is done there."""
+
+    def __init__(self, checkpoint: Checkpoint, device: torch.device) -> None:
+        self._checkpoint = checkpoint
+        self._device = device
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._checkpoint
+
+    def read(self, name: str) -> torch.Tensor:
+        return self._checkpoint.read(name).to(self._device)
+
+    def file_packed(self, name: str) -> PackedWeight | None:
+        return self._checkpoint.file_packed(name)
 
 
 class Checkpoint:
@@ -138,10 +156,13 @@ class Checkpoint:
         a, b = self.read(first), self.read(second)
         return a.dtype == b.dtype and torch.equal(a, b)
 
-    def packed(self, name: str, shape: tuple[int, int]) -> PackedWeight | None:
-        """The quantized weight `name` as it is stored; None if it is plain. Raises ModelError as `load` does."""
+    def packed(self, name: str, shape: tuple[int, int], device: torch.device = _HOST) -> PackedWeight | None:
+        """The quantized weight `name` as it is stored, its words and scales arranged on `device`; None if it is plain.
+
+        Raises ModelError as `load` does.
+        """
         try:
-            weight = find_weight(self, name, self.quantization)
+            weight = find_weight(_OnDevice(self, device), name, self.quantization)
         except ValueError as error:
             raise ModelError(f"{self._where.get(name, self.folder)}: tensor {name}: {error}") from error
         if isinstance(weight, torch.Tensor):

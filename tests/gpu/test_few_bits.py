@@ -7,12 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.gpu.exactness import Recorder
+from engine.execution.cuda.runner import CudaRunner
+from engine.kernels import packed_linear
 from engine.layers import linear
 from engine.layers.linear import PackedLinear
+from engine.models.registry import load_model
 from engine.options import Quantize, Weights
 from engine.quantization import fp4, fp8, int4
 from engine.quantization.encoding import encoded
 from engine.quantization.packed import PackedWeight
+from engine.startup.options import ReplicaOptions
 from tests.engine.conftest import generate, make_bench, write_model
 from tests.engine.quantization.stored_checkpoints import FORMATS, stored
 from tests.gpu.test_requests import distance
@@ -75,3 +80,54 @@ def test_a_model_in_few_bits(device: str, fmt: str, kept: Weights, tmp_path: Pat
     assert run.tokens == expected.tokens
     assert len(beside.tokens) == 6
     assert distance(run, expected) < (1e-4 if quantize == "none" else 1e-3)
+
+
+SIZES = {
+    **{"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2},
+    "head_dim": 64,
+}
+"""Of a model that the fused kernels compute."""
+
+
+def recorder_of(folder: Path, kept: Weights, data: Path) -> Recorder:
+    options = ReplicaOptions(
+        folder, "unix:unused", data, "gpu", b"", device="cuda", dtype="bfloat16", weights=kept, context=256,
+        kv_memory=64 << 20, swap_share=0.0,
+    )  # fmt: skip
+    return Recorder(options, load_model)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fmt", ["awq", "gptq"])
+def test_files_of_4_bits_are_multiplied_from_tiles(fmt: str, tmp_path: Path) -> None:
+    """GPTQ's is in act-order. Logits have the same bits alone, together, from memory, with copies and without."""
+    if not packed_linear.available(torch.device("cuda")):
+        pytest.skip("for Hopper")
+    folder, _ = stored(tmp_path, FORMATS[fmt], fmt, SIZES)
+    asked = {f"{length}": ([(7 * i * i + length) % 131 for i in range(length)], 20) for length in (3, 64, 150, 200)}
+    seen = []
+    for kept in ("auto", "packed"):
+        recorder = recorder_of(folder, kept, tmp_path / kept)
+        runner = recorder.engine.executor.runner
+        assert isinstance(runner, CudaRunner)
+        assert runner.numerics == " fused tiles/2"
+        alone = recorder.run(asked, 1, read=False)
+        assert recorder.run(asked, 4, read=False) == alone
+        assert recorder.run(asked, 4) == alone
+        assert recorder.run(asked, 3) == alone
+        seen.append(alone)
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fmt", ["awq", "gptq"])
+@pytest.mark.parametrize("kept", ["auto", "decoded"])
+def test_files_of_4_bits_say_what_the_cpu_says(fmt: str, kept: Weights, tmp_path: Path) -> None:
+    """In fp32, with the same numbers, as far as bf16 goes."""
+    folder, _ = stored(tmp_path, FORMATS[fmt], fmt, SIZES)
+    expected = make_bench(folder).one(generate("a", PROMPT, 1)).logits[0]
+    recorder = recorder_of(folder, kept, tmp_path / "data")
+    seen: list[torch.Tensor] = []
+    recorder.engine.executor.runner.on_logits = lambda _, logits: seen.append(logits.float().cpu())
+    recorder.run({"a": (PROMPT, 1)}, 1)
+    assert float((seen[-1][0, : len(expected)] - expected).norm() / expected.norm()) < 0.1

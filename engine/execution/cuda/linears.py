@@ -2,6 +2,9 @@
 
 Few rows are multiplied by our own kernel, which reads the weight at the speed of memory. Many rows are multiplied by
 the library, at those counts of rows only at which it was seen to give the bits of our kernel (`try_library`).
+
+A weight of 4 bits in tiles has a kernel of its own for up to 64 rows, and the library multiplies by the widened weight
+(`ExactTiledLinear`). Where the library has other bits, the kernel multiplies 64 rows after the other.
 """
 
 from __future__ import annotations
@@ -11,8 +14,10 @@ from typing import TypeAlias
 
 import torch
 
+from engine.kernels import packed_linear
+from engine.kernels.cuda_source import KernelError
 from engine.kernels.linear import LinearTile, fp8_tile_for, linear, shared_memory, tile_for
-from engine.layers.linear import Linear, PackedLinear
+from engine.layers.linear import Linear, PackedLinear, TiledLinear
 from engine.quantization.fp8 import E4M3
 from engine.quantization.packed import PackedWeight
 
@@ -23,11 +28,18 @@ except ImportError:  # Gluon is an experimental part of Triton
 
 _HOPPER = 9
 
+_INPUT_MULTIPLE = 16
+"""Of inputs, so that our kernel for plain weights multiplies them."""
+_WORTH_WIDENING = 256
+"""Up to so many rows a weight of 4 bits is rather multiplied several times than widened."""
+
 _FEW_ROWS, _SEVERAL_ROWS = 64, 384
 """With fewer rows our kernel is as quick. Up to the other number rows come in multiples of 32, then of 128."""
 
 
 Compute: TypeAlias = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+Shape: TypeAlias = tuple[int, int, bool, str]
+"""Outputs, inputs, whether there is a bias, and what is special about it."""
 
 
 def padded_rows(rows: int) -> int:
@@ -71,9 +83,19 @@ class ExactLinear:
         """Up to so many rows the kernel for Hopper may multiply, which begins before its inputs are there."""
 
     @property
-    def shape(self) -> tuple[int, int, bool]:
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.weight.device
+
+    @property
+    def shape(self) -> Shape:
         """Linear layers of the same shape are computed in the same way."""
-        return self.outputs, self.inputs, self.bias is not None
+        return self.outputs, self.inputs, self.bias is not None, ""
+
+    @property
+    def numerics(self) -> str:
+        """What its sums differ in from those of a plain weight."""
+        return "fp8" if self.in_fp8 else ""
 
     def __call__(
         self,
@@ -140,11 +162,11 @@ class ExactLinear:
         """The counts of rows at which `compute` gives the bits of our kernel."""
         if not counts:
             return frozenset()
-        device = self.weight.device
+        device = self.device
         x = torch.randn(max(counts), self.inputs, dtype=self.dtype, device=device)
         scales = None
         if self.in_fp8:
-            x = (x * 64).to(self.weight.dtype)
+            x = (x * 64).to(torch.float8_e4m3fn)
             scales = torch.rand(len(x), dtype=torch.float32, device=device) + 0.5
         own = self._by_kernel(x, scales)
         same = [
@@ -153,9 +175,103 @@ class ExactLinear:
         return frozenset(count for count, equal in zip(counts, torch.stack(same).tolist(), strict=True) if equal)
 
 
-def use_library(products: Iterable[ExactLinear], most: int) -> dict[tuple[int, int, bool], frozenset[int]]:
+class ExactTiledLinear(ExactLinear):
+    """y = x Wᵀ + b, with a weight of 4 bits in tiles."""
+
+    def __init__(self, product: TiledLinear) -> None:
+        self.in_fp8 = False
+        self._product, self._packed, self._order = product, product.tiles, product.order
+        self.bias = product.bias
+        self.outputs, self.inputs = self._packed.outputs, self._packed.inputs
+        self.dtype = product.dtype
+        self.library = frozenset()
+        self.streamed_rows = 0
+
+    @property
+    def device(self) -> torch.device:
+        return self._packed.data.device
+
+    @property
+    def shape(self) -> Shape:
+        special = f"{self._packed.form} {self._packed.output_scales is None} {self._order is None}"
+        return self.outputs, self.inputs, self.bias is not None, special
+
+    @property
+    def numerics(self) -> str:
+        # Its two sums are another number than one, and NVFP4's factor is one of sums.
+        return "tiles/2"
+
+    def _by_kernel(self, x: torch.Tensor, scales: torch.Tensor | None, out: torch.Tensor | None = None) -> torch.Tensor:
+        del scales
+        x, out = self._in_order(x), self._memory(x, out)
+        step = packed_linear.MOST_ROWS
+        for rows, into in zip(torch.split(x, step), torch.split(out, step), strict=True):
+            packed_linear.multiply(rows, self._packed, into, bias=self.bias)
+        return out
+
+    def _by_stream(self, x: torch.Tensor, scales: torch.Tensor | None, out: torch.Tensor | None = None) -> torch.Tensor:
+        del scales
+        x, out = self._in_order(x), self._memory(x, out)
+        return packed_linear.multiply(x, self._packed, out, bias=self.bias, dependent=True)
+
+    def _by_library(
+        self, x: torch.Tensor, scales: torch.Tensor | None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        del scales
+        x, out = self._in_order(x), self._memory(x, out)
+        return packed_linear.multiply_widened(x, self._packed, self._product.widened(), out, bias=self.bias)
+
+    def _memory(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        return torch.empty(len(x), self.outputs, dtype=self.dtype, device=x.device) if out is None else out
+
+    def _in_order(self, x: torch.Tensor) -> torch.Tensor:
+        """Rows with their inputs in the order of the tiles."""
+        return x if self._order is None else x.index_select(1, self._order)
+
+    def _check_kernel(self) -> None:
+        """Raise KernelError unless the kernel multiplies by the weight that the tiles hold, and in that order."""
+        tiles, first = self._packed, self._packed.first_sum
+        weight, some = self._product.widened(), min(self.outputs, packed_linear.TILE_OUTPUTS)
+        checked = self._product.pieces[0].rows(0, some)
+        factor = packed_linear.NVFP4_FACTOR if tiles.form.kind == packed_linear.NVFP4 else 1.0
+        checked = checked if self._order is None else checked[:, self._order]
+        if not torch.equal(weight[:some].float() * factor, checked.to(self.dtype).float()):
+            raise KernelError("packed_linear widens a weight to other numbers")
+        if self.inputs % _INPUT_MULTIPLE:
+            return  # our other kernel does not multiply it
+        x = torch.randn(packed_linear.MOST_ROWS, self.inputs, dtype=self.dtype, device=self.device)
+        expected: torch.Tensor | None = None
+        for part in (slice(0, first), slice(first, None))[: tiles.sums]:
+            out = torch.empty(len(x), self.outputs, device=self.device)
+            expected = linear(x[:, part].contiguous(), weight[:, part].contiguous(), out, plus=expected)
+        assert expected is not None
+        if tiles.output_scales is not None:
+            expected *= tiles.output_scales
+        if self.bias is not None:
+            expected += self.bias
+        out = packed_linear.multiply(x, tiles, torch.empty_like(expected, dtype=self.dtype), bias=self.bias)
+        if not torch.equal(out, expected.to(self.dtype)):
+            raise KernelError("packed_linear adds up a product otherwise")
+
+    def try_library(self, counts: Sequence[int]) -> frozenset[int]:
+        self._check_kernel()
+        least = 0 if self._product.is_copied else _WORTH_WIDENING
+        return super().try_library([count for count in counts if count > least])
+
+    def try_stream(self) -> int:
+        """All rows that the kernel takes, if each of its variants has the bits of the tallest."""
+        counts = [1, 2, 7, 8, 9, 16, 17, 32, 33, packed_linear.MOST_ROWS]
+        return packed_linear.MOST_ROWS if len(self._same(self._by_stream, counts)) == len(counts) else 0
+
+
+def exact_linear(product: Linear) -> ExactLinear:
+    """The layer `product`, computed exactly."""
+    return ExactTiledLinear(product) if isinstance(product, TiledLinear) else ExactLinear(product)
+
+
+def use_library(products: Iterable[ExactLinear], most: int) -> dict[Shape, frozenset[int]]:
     """Let these products use the library for up to `most` rows where that keeps the bits; returns where, by shape."""
-    found: dict[tuple[int, int, bool], frozenset[int]] = {}
+    found: dict[Shape, frozenset[int]] = {}
     for product in products:
         if product.shape not in found:
             found[product.shape] = product.try_library(library_counts(most))
@@ -165,7 +281,7 @@ def use_library(products: Iterable[ExactLinear], most: int) -> dict[tuple[int, i
 
 def use_stream(products: Iterable[ExactLinear]) -> bool:
     """Let these products be streamed where that keeps the bits; returns whether all of them are."""
-    found: dict[tuple[int, int, bool], int] = {}
+    found: dict[Shape, int] = {}
     for product in products:
         if product.shape not in found:
             found[product.shape] = product.try_stream()

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import torch
 
 from engine.execution.cuda.experts import FusedExperts, Mixed, unsupported_experts
-from engine.execution.cuda.linears import ExactLinear, fp8_weight
+from engine.execution.cuda.linears import ExactLinear, exact_linear, fp8_weight
 from engine.kernels.expert_routing import combine_and_norm
 from engine.kernels.paged_kv import PagedKv, Scores
 from engine.kernels.rows import quantize_rows, rms_norm, rotate_and_append, silu_mul
@@ -22,7 +22,7 @@ from engine.kv_cache.memory import KvMemory
 from engine.layers.activation import silu_times
 from engine.layers.decoder_layer import DecoderLayer
 from engine.layers.feed_forward import FeedForward
-from engine.layers.linear import Linear
+from engine.layers.linear import Linear, TiledLinear
 from engine.layers.moe import MixtureOfExperts
 from engine.layers.norm import RmsNorm
 from engine.layers.rotary import Rotary
@@ -55,7 +55,7 @@ class FusedFeedForward:
     """The feed-forward part of a layer that is dense."""
 
     def __init__(self, mlp: FeedForward) -> None:
-        self.gate_up, self.down = ExactLinear(mlp.gate_up), ExactLinear(mlp.down)
+        self.gate_up, self.down = exact_linear(mlp.gate_up), exact_linear(mlp.down)
         self.in_fp8 = self.gate_up.in_fp8
 
     def __call__(self, x: torch.Tensor, scales: torch.Tensor | None, *, streamed: bool, ahead: bool) -> torch.Tensor:
@@ -139,6 +139,8 @@ def _options(variant: AttentionVariant) -> set[str]:
 
 
 def _unsupported_product(product: Linear, e4m3: bool) -> str | None:
+    if isinstance(product, TiledLinear):
+        return None
     in_fp8 = fp8_weight(product) is not None
     if not in_fp8 and (type(product) is not Linear or not product.is_plain):
         return "weights are kept in few bits, or in another order"
@@ -176,8 +178,8 @@ class FusedDecoder:
             scores = Scores(scoring.scale, memory.group.window, scoring.soft_cap, scoring.sinks)
             self.layers.append(
                 FusedLayer(
-                    layer.attention_norm, ExactLinear(attention.qkv), attention.norms, *tables[attention.rotary],
-                    slot.group, PagedKv(memory.data, slot.layer), scores, ExactLinear(attention.output),
+                    layer.attention_norm, exact_linear(attention.qkv), attention.norms, *tables[attention.rotary],
+                    slot.group, PagedKv(memory.data, slot.layer), scores, exact_linear(attention.output),
                     layer.mlp_norm, FusedExperts(mlp) if isinstance(mlp, MixtureOfExperts) else FusedFeedForward(mlp),
                 )
             )  # fmt: skip

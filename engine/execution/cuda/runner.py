@@ -102,7 +102,8 @@ class CudaRunner(ModelRunner):
 
     @property
     def numerics(self) -> str:
-        return " fused fp8" if any(product.in_fp8 for product in self.fused.linears()) else " fused"
+        kinds = sorted({product.numerics for product in self.fused.linears()} - {""})
+        return " ".join([" fused", *kinds])
 
     def idles_between_steps(self) -> bool:
         """Not while the step that was queued ahead is computed."""

@@ -90,7 +90,7 @@ def ensure_exact(runner: CudaRunner) -> bool:
         found |= use_library([fused.head], sizes.running)
         streamed = use_stream([*fused.linears(), fused.head])
         ways = use_ways(fused.mixtures())
-        counts = {f"{outputs}x{inputs}": len(at) for (outputs, inputs, _), at in found.items()}
+        counts = {f"{outputs}x{inputs}": len(at) for (outputs, inputs, *_), at in found.items()}
     tried_s = time.perf_counter() - began
     runner.steps.capture()
     captured_s = time.perf_counter() - began - tried_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -55,9 +56,14 @@ def compressed(
     return packed, json.loads(json.dumps(config, default=str)), compressor.decompress(packed, scheme)["weight"]
 
 
-def stored(folder: Path, quantization: dict[str, object], fmt: str) -> tuple[Path, Path]:
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 8}
+
+
+def stored(
+    folder: Path, quantization: dict[str, object], fmt: str, sizes: Mapping[str, object] = SIZES
+) -> tuple[Path, Path]:
     """Two models: one whose projections are stored in the format, one that holds the same values plainly."""
-    plain = write_model(folder / "plain", hidden_size=64, intermediate_size=128, num_attention_heads=8)
+    plain = write_model(folder / "plain", **sizes)
     tensors = load_file(plain / "model.safetensors")
     packed: dict[str, torch.Tensor] = {}
     torch.manual_seed(1)

@@ -26,6 +26,7 @@ class BatchDependent:
     """A layer, or a part of one, by a library that takes another kernel for many rows."""
 
     layer: Any
+    attention = mlp = None
 
     def __call__(self, x: torch.Tensor, *given: Any, **named: Any) -> Any:
         result = self.layer(x, *given, **named)

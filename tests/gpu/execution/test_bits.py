@@ -13,7 +13,13 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("shape", ["llama-3.2-1b", "qwen3-tiny"])
-@pytest.mark.parametrize(("quantize", "kv_dtype"), [("none", "auto"), ("fp8", "auto"), ("none", "fp8"), ("fp8", "fp8")])
+@pytest.mark.parametrize(
+    ("quantize", "kv_dtype"),
+    [
+        *(("none", "auto"), ("fp8", "auto"), ("none", "fp8"), ("fp8", "fp8")),
+        *(("int4", "auto"), ("int4-g32", "fp8"), ("mxfp4", "auto"), ("nvfp4", "auto")),
+    ],
+)
 def test_logits_have_the_same_bits(tmp_path: Path, shape: str, quantize: Quantize, kv_dtype: KvDtype) -> None:
     report = compare_runs(tmp_path, shape, quantize, 24, kv_dtype)
     assert report.different == {}
