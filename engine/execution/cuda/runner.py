@@ -79,8 +79,7 @@ class CudaRunner(ModelRunner):
         blocks = -(-sizes.context // BLOCK_TOKENS) + 1
         self.short = min(_SHORT, sizes.running)
         self.upload = Uploads(device)
-        size = self.fused.vocabulary
-        rows = most_rows(sizes)
+        size, rows = self.fused.vocabulary, most_rows(sizes)
         # Steps are tried at every count of rows that they are padded to, each row with a slot of its own.
         slots = padded_rows(rows)
         self.slots = Slots(
@@ -97,8 +96,7 @@ class CudaRunner(ModelRunner):
         )
         self._ahead: Flight | None = None
 
-    clears = gives_states = False
-    has_kernels = True
+    clears, gives_states, has_kernels = False, False, True
 
     @property
     def numerics(self) -> str:
