@@ -48,6 +48,7 @@ QWEN2_5_VL_TEXT = ConfigClass(
         "max_window_layers": 80,
         "layer_types": None,
     },
+    rope_theta=1_000_000.0,
     # Time, height and width of a text's token are one number: what they turn is turned as by a plain position.
     rope_kinds=TEXT_POSITIONS,
 )

@@ -50,6 +50,7 @@ QWEN3_VL_TEXT = ConfigClass(
         "tie_word_embeddings": None,
         "attention_bias": False,
     },
+    rope_theta=500_000.0,
     rope_kinds=TEXT_POSITIONS,
 )
 

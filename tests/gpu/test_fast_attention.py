@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from engine.executor.attention_backends.backend import AttentionKind
-from engine.executor.attention_backends.chooser import backends
-from engine.executor.attention_backends.cudnn import CudnnAttention
-from engine.executor.attention_backends.torch_attention import TorchAttention
 
+from engine.attention_backends.backend import AttentionKind
+from engine.attention_backends.chooser import backends
+from engine.attention_backends.cudnn import CudnnAttention
+from engine.attention_backends.torch_attention import TorchAttention
 from engine.execution.cuda.fast_prefill import FastPrefill
 from engine.execution.cuda.runner import CudaRunner
 from engine.kernels.gathered_kv import gather_kv, join_attention

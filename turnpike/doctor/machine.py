@@ -44,7 +44,9 @@ def check_folder(settings: Settings) -> Iterator[Finding]:
     """The data folder: there, ours to write, closed to others."""
     folder = settings.data.absolute()
     if not folder.is_dir():
-        yield wrong("data folder", f"{folder} does not exist", "name the folder with --data-dir, or run turnpike serve")
+        yield wrong(
+            "data folder", f"{folder} does not exist", "name the folder with --data-dir, or run `turnpike serve`"
+        )
         return
     if not os.access(folder, os.W_OK | os.X_OK):
         yield wrong("data folder", f"{folder} cannot be written by this user", f"chown -R {os.geteuid()} {folder}")
@@ -71,7 +73,7 @@ def check_secrets(settings: Settings) -> Iterator[Finding]:
         try:
             load(path)
         except (SecretsError, OSError) as error:
-            yield wrong("secrets", str(error), "restore the file, or run turnpike secrets --help")
+            yield wrong("secrets", str(error), "restore the file from a backup")
         else:
             yield ok("secrets", f"{path} is readable, and by its owner alone")
     for what, file in (

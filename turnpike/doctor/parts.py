@@ -44,7 +44,7 @@ async def check_database(settings: Settings) -> AsyncIterator[Finding]:
 
     if settings.embedded_database is not None and not settings.embedded_database.exists():
         yield wrong(
-            "database", f"{settings.embedded_database} does not exist", "run turnpike serve or turnpike migrate"
+            "database", f"{settings.embedded_database} does not exist", "run `turnpike serve` or `turnpike migrate`"
         )
         return
     try:
@@ -55,7 +55,7 @@ async def check_database(settings: Settings) -> AsyncIterator[Finding]:
     try:
         found, wanted = await _soon(migrate.current(settings.database)), migrate.head()
         if found != wanted:
-            advice = "run turnpike migrate" if found is None or migrate.known(found) else "run the newer version"
+            advice = "run `turnpike migrate`" if found is None or migrate.known(found) else "run the newer version"
             yield wrong("schema", f"the database is at {found or 'no revision'}, this version needs {wanted}", advice)
             return
         yield ok("schema", f"revision {wanted}")
@@ -89,7 +89,7 @@ async def _database_facts(database: Database) -> AsyncIterator[Finding]:
     else:
         yield ok("clock", f"the database's is within {max(0.1, abs(offset)):.1f} s of this machine's")
     if (age := await _soon(oldest_hold_us(database)) / 1e6) > _HOLD_S:
-        advice = "turnpike journals list says which replica is waited for"
+        advice = "`turnpike journals list` says which replica is waited for"
         yield warning("holds", f"money has been held for {age / 3600:.1f} hours", advice)
 
 
@@ -183,7 +183,7 @@ async def check_gateway(settings: Settings) -> Finding | None:
             answer = await client.get(f"{address}/readyz")
     except httpx.HTTPError as error:
         state = f"it does not answer at {address} ({type(error).__name__})"
-        return warning("gateway", state, "start turnpike serve or turnpike gateway, if it is to run")
+        return warning("gateway", state, "start `turnpike serve` or `turnpike gateway`, if it is to run")
     if answer.status_code == 200:
         return ok("gateway", f"ready at {address}")
     return wrong("gateway", f"{address} is not ready: {answer.text[:200]}", "mend what it names")

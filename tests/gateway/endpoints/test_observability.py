@@ -112,9 +112,9 @@ async def test_metrics_and_health(stack: Stack) -> None:
     for line in (
         'turnpike_requests_total{model="tiny",status="200"} 1.0',
         'turnpike_requests_total{model="",status="404"} 1.0',
-        'turnpike_generations_total{model="tiny",status="ok"} 1.0',
+        'turnpike_generations_total{lane="standard",model="tiny",status="ok"} 1.0',
         'turnpike_tokens_total{meter="uncached",model="tiny"}',
-        'turnpike_time_to_first_token_seconds_count{model="tiny"} 1.0',
+        'turnpike_time_to_first_token_seconds_count{lane="standard",model="tiny"} 1.0',
         'turnpike_inter_token_seconds_count{model="tiny"}',
         "turnpike_spool_waiting 0.0",
         'turnpike_replica_healthy{model="tiny",replica="replica-0"} 1.0',

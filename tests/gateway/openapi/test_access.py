@@ -325,6 +325,8 @@ async def test_query_parameters_are_those_that_handlers_read(world: World, monke
         version = any(one["name"] == "anthropic-version" for one in operation.written.get("parameters", ()))
         await ask(world, operation, call, dict(headers) | ({"anthropic-version": "2023-06-01"} if version else {}))
         written = {one["name"] for one in operation.written.get("parameters", ()) if one["in"] == "query"}
+        if version and read - refused != written:  # another dialect reads the others
+            await ask(world, operation, call, dict(headers))
         if read and read - refused != written:
             problems.append(f"{operation.id}: reads {sorted(read - refused - written)}, says {sorted(written - read)}")
     assert not problems, "\n".join(problems)

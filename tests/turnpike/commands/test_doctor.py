@@ -110,7 +110,7 @@ async def test_a_schema_of_another_version(settings: Settings) -> None:
         await session.execute(text("UPDATE alembic_version SET version_num = 'r0001'"))
     await database.close()
     [one] = (await found(settings))["schema"]
-    assert one.advice == "run turnpike migrate"
+    assert one.advice == "run `turnpike migrate`"
     database = await Database.open(settings.database)
     async with database.transaction() as session:
         await session.execute(text("UPDATE alembic_version SET version_num = 'r9999'"))
