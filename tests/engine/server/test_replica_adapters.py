@@ -144,4 +144,5 @@ async def test_parts_out_of_order_end_the_connection(replica: ReplicaProcess, ti
     other = await Client.dial(replica.path)
     other.send(*ALL, generate("base", PROMPT, 4))
     await other.finished("base")
+    assert other.tokens["base"], "the replica serves others on"
     await other.close()

@@ -60,3 +60,6 @@ async def test_who_gives_up_waiting_takes_nothing() -> None:
     release.set()
     async with asyncio.timeout(5):
         await asyncio.gather(first, third)
+    assert second.cancelled()
+    assert first.done()
+    assert third.done(), "what the second one waited for is free"
