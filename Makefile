@@ -16,7 +16,7 @@ TIMED = $$(grep -rl --include='test_*.py' 'mark\.alone' tests)
 # `make check` has run them, and no database or processor changes what they say.
 CHECKED := tests/test_architecture.py tests/test_docs.py
 # What a quick run does without: tests of real processes are not even imported.
-FAST := --hypothesis-profile fast --ignore tests/e2e --ignore tests/clients
+FAST := --every-case --hypothesis-profile fast --ignore tests/e2e --ignore tests/clients
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # A line for each package that is fetched: an installation takes minutes. What fails is told, and fails.
 INSTALL := set -o pipefail; $(PIP) install --progress-bar off
@@ -25,8 +25,8 @@ SHOWN := | sed -un -e 's/^ *\(Downloading\|Using cached\) \([^ -]*\)-\([0-9][^ -
 # it takes to start; and so does every process that a test starts with our modules.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Without a time limit, and on examples of properties that nobody has seen yet.
-LONG := -o timeout=0 --hypothesis-profile explore
+# Without a time limit, with every case, and on examples of properties that nobody has seen yet.
+LONG := -o timeout=0 --every-case --hypothesis-profile explore
 
 .PHONY: help serve console install install-dev check test test-together test-alone test-failed test-fast slow-tests test-long test-browser test-clients test-other-cpu test-rating test-faults test-drafts test-verifying-kills soak golden format lock docs clean
 
@@ -124,7 +124,7 @@ test-other-cpu: install-dev ## Whether bits hold with the processor's choices tu
 	@$(BIN)/python -m tests.machines | while read -r machine; do echo "== $$machine"; \
 		$(BIN)/python -m pytest -q $(TWO) --machine "$$machine" $(BITS) || exit; done
 
-test-long: install-dev ## 100,000 steps of the money machine, 300 companies of requests a family, every column of the books, 10,000 faults of each kind in cache records, 2,000 histories of leases under wrong clocks, 2,000 generated requests, every property on examples that nobody has seen: an hour and a quarter
+test-long: install-dev ## 100,000 steps of the money machine, 300 companies of requests a family, every column of the books, 10,000 faults of each kind in cache records, 2,000 histories of leases under wrong clocks, 2,000 generated requests, every property on examples that nobody has seen, every case on both kinds of database: two hours
 	$(BIN)/python -m tests.servers --install
 	TURNPIKE_MACHINE_STEPS=50000 $(BIN)/python -m pytest $(LONG) tests/billing/transaction/test_state_machine.py
 	ALTERED_COLUMNS=99 $(BIN)/python -m pytest $(LONG) tests/billing/verification/test_alterations.py
@@ -141,6 +141,7 @@ test-long: install-dev ## 100,000 steps of the money machine, 300 companies of r
 	SPECULATION_SAMPLES=250 $(BIN)/python -m pytest $(LONG) tests/engine/speculation/test_isolation.py
 	MUTATION_DOUBLES=200 $(BIN)/python -m pytest $(LONG) tests/prompt_cache/history/test_mutations.py
 	$(BIN)/python -m pytest $(LONG) -m "hypothesis and not gpu" --ignore tests/e2e --ignore tests/clients
+	$(BIN)/python -m pytest $(LONG) $(TWO) -m "long and not hypothesis and not gpu" --ignore tests/clients
 	KILL_SECONDS=60 $(BIN)/python -m pytest $(LONG) tests/e2e/test_kill_bar.py
 	SCHEMATHESIS_CASES=2000 $(BIN)/python -m pytest $(LONG) tests/gateway/openapi/test_conformance.py
 
@@ -151,8 +152,8 @@ test-clients: install-dev ## Clients and agents of others, as requirements/clien
 		tests/gateway/dialects/test_responses_stream.py
 
 test-gpu: install-dev ## The tests that need a GPU
-	$(BIN)/python -m pytest -m gpu tests/gpu
-	$(BIN)/python -m pytest -m "not gpu" tests/gpu/kernels tests/gpu/execution
+	$(BIN)/python -m pytest --every-case -m gpu tests/gpu
+	$(BIN)/python -m pytest --every-case -m "not gpu" tests/gpu/kernels tests/gpu/execution
 
 soak: install-dev ## 100,000 short requests through one replica: is its memory flat?
 	$(BIN)/python -m benchmarks.soak --requests 100000

@@ -8,6 +8,7 @@ import itertools
 import os
 import shutil
 import sqlite3
+import tempfile
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -40,11 +41,25 @@ before it has shown any. It says itself that this constant may be changed."""
 GC_THRESHOLDS = 50_000, 20, 50
 """Those of a gateway that serves."""
 
+MEMORY = Path("/dev/shm")
+ENOUGH_MEMORY = 6 << 30
+"""What has to be free there for the temporary files of a run; a container often has 64 MiB."""
+
 _numbers = itertools.count(1)
+
+
+def use_memory_for_files() -> None:
+    """Put the temporary files of this process and its children in memory, where there is enough and nobody has said
+    otherwise by `TMPDIR`. Each test of a gateway waited for two dozen writes to the disk: that they are on it when the
+    machine fails is nothing that a test could show."""
+    if "TMPDIR" in os.environ or not os.access(MEMORY, os.W_OK) or shutil.disk_usage(MEMORY).free < ENOUGH_MEMORY:
+        return
+    os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     hypothesis_engine.MAX_SHRINKING_SECONDS = SHRINKING_S
+    use_memory_for_files()
     compiled.share()
     become(Actor("system", "tests", "tests"))  # every context begins as a copy of this one
     config.addinivalue_line(

@@ -5,6 +5,10 @@ which lists the tests that took long when they were measured; `make slow-tests` 
 the rest short: on PostgreSQL it has only the tests that say `both_databases`, the others run on SQLite alone; and with
 hypothesis's profile `fast` properties are tried on a fifth of their examples.
 
+`long` marks a case that `make test` leaves to `make test-long`: a further sample of what others show. A test that runs
+on both kinds of database has its case on one of them left to that, unless it holds an invariant or says
+`both_databases`. Which one follows from its id, so that about half of the tests and cases of a folder are on each.
+
 Marks rot, so `--cpu-limit SECONDS` fails a run in which a test without a mark takes longer than that. CPU time of the
 process, not time on the clock, so that a busy machine does not fail it; what a test makes PostgreSQL do is not in it.
 """
@@ -12,7 +16,9 @@ process, not time on the clock, so that a busy machine does not fail it; what a 
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -82,21 +88,66 @@ def only_fast(*kept: object, of: Iterable[object]) -> list[object]:
     return [value if value in kept else _slow(*(value if isinstance(value, tuple) else (value,))) for value in values]
 
 
+def only_some(*kept: object, of: Iterable[object]) -> list[object]:
+    """The values `of` a parameter, of which `make test-long` alone tries all but the `kept`."""
+    values = list(of)
+    assert all(value in values for value in kept), f"{kept} are not all of {values}"
+    marks = [pytest.mark.slow, pytest.mark.long]
+    return [value if value in kept else pytest.param(value, marks=marks) for value in values]
+
+
 def _slow(*values: object) -> object:
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+KINDS = ("sqlite", "postgresql")
+
+
+def kind_of(nodeid: str) -> str:
+    """The kind of database on which `make test` runs a test for which either will do; the id of one of its two."""
+    for kind in KINDS:
+        nodeid = nodeid.replace(kind, "")
+    return KINDS[zlib.crc32(nodeid.encode()) % 2]
+
+
+def _holds_an_invariant(nodeid: str) -> bool:
+    parts = nodeid.split("[", maxsplit=1)[0].split("::")
+    return not _named_in_invariants().isdisjoint({"::".join(parts[:2]), "::".join(parts)})
+
+
+@cache
+def _named_in_invariants() -> frozenset[str]:
+    return frozenset(_INVARIANTS.read_text().split("`")[1::2])
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark as slow what was measured to be, and what runs on PostgreSQL as well and does not ask for both."""
+    """Mark as slow what was measured to be, and what runs on PostgreSQL as well and does not ask for both; as long what
+    runs on the other kind of database in `make test`."""
     if _short_id(item.nodeid) in item.config.stash[_listed]:
         item.add_marker(pytest.mark.slow)
-    call = getattr(item, "callspec", None)
-    kinds = [call.params.get(name) for name in ("database_url", "empty_again")] if call else []
-    if "postgresql" in kinds and item.get_closest_marker("both_databases") is None:
+    values = item.callspec.params if hasattr(item, "callspec") else {}
+    kind = values.get("database_url", values.get("empty_again", ""))
+    if kind == "" or item.get_closest_marker("both_databases") is not None:
+        return
+    if kind == "postgresql":
         item.add_marker(pytest.mark.slow)
+    if kind != kind_of(item.nodeid) and not _holds_an_invariant(item.nodeid):
+        item.add_marker(pytest.mark.long)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is for `make test-long`, but where a test is named on the command line."""
+    if config.getoption("--every-case") or any("::" in word for word in config.args):
+        return
+    left = [item for item in items if item.get_closest_marker("long")]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--every-case", action="store_true", help="also what is left to `make test-long`")
     parser.addoption("--cpu-limit", type=float, help="seconds of CPU time that no test's call may pass")
     parser.addoption(
         "--write-slow-tests", type=float, help="list the tests that take more seconds of CPU time than that as slow"

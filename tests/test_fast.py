@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
-from tests.fast import measured_slow, slow_of
+from tests.fast import kind_of, measured_slow, slow_of
 
 TESTS = Path(__file__).parent
 
@@ -37,3 +38,10 @@ def test_what_takes_long_is_listed_but_of_each_file_and_invariant_one_stays() ->
         "a/test_d.py::test_alone",
         "prompt_cache/kv/test_block_keys.py::test_other",
     ]
+
+
+def test_a_test_that_either_kind_of_database_will_do_for_has_one() -> None:
+    kinds = Counter(kind_of(f"tests/a/test_b.py::test_c{number}[sqlite-x]") for number in range(100))
+    assert min(kinds["sqlite"], kinds["postgresql"]) > 30
+    for number in range(10):
+        assert kind_of(f"test_{number}[sqlite-x]") == kind_of(f"test_{number}[postgresql-x]")
