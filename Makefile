@@ -28,7 +28,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Without a time limit, with every case, and on examples of properties that nobody has seen yet.
 LONG := -o timeout=0 --every-case --hypothesis-profile explore
 
-.PHONY: help serve console install install-dev check test test-together test-alone test-failed test-fast slow-tests test-long test-browser test-clients test-other-cpu test-rating test-faults test-drafts test-verifying-kills soak golden format lock docs clean
+.PHONY: help serve console install install-dev check test test-together test-alone test-failed test-fast slow-tests test-long test-browser test-clients test-other-cpu test-rating test-faults test-drafts test-verifying-kills soak golden format lock docs clean install-clients
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -142,14 +142,16 @@ test-long: install-dev ## 100,000 steps of the money machine, 300 companies of r
 	MUTATION_DOUBLES=200 $(BIN)/python -m pytest $(LONG) tests/prompt_cache/history/test_mutations.py
 	$(BIN)/python -m pytest $(LONG) -m "hypothesis and not gpu" --ignore tests/e2e --ignore tests/clients
 	$(BIN)/python -m pytest $(LONG) $(TWO) -m "long and not hypothesis and not gpu" --ignore tests/clients
+	ACCUMULATED_ANSWERS=2000 $(BIN)/python -m pytest $(LONG) tests/gateway/dialects/test_client_accumulators.py \
+		tests/gateway/dialects/test_responses_stream.py
 	KILL_SECONDS=60 $(BIN)/python -m pytest $(LONG) tests/e2e/test_kill_bar.py
 	SCHEMATHESIS_CASES=2000 $(BIN)/python -m pytest $(LONG) tests/gateway/openapi/test_conformance.py
 
-test-clients: install-dev ## Clients and agents of others, as requirements/clients locks them, against a demo and a scripted model
+install-clients: install-dev
 	$(BIN)/python -m tests.clients.environments
+
+test-clients: install-clients ## Clients and agents of others, as requirements/clients locks them, against a demo and a scripted model
 	$(BIN)/python -m pytest -o timeout=0 tests/clients
-	ACCUMULATED_ANSWERS=2000 $(BIN)/python -m pytest -o timeout=0 tests/gateway/dialects/test_client_accumulators.py \
-		tests/gateway/dialects/test_responses_stream.py
 
 test-gpu: install-dev ## The tests that need a GPU
 	$(BIN)/python -m pytest --every-case -m gpu tests/gpu

@@ -85,19 +85,24 @@ def only_fast(*kept: object, of: Iterable[object]) -> list[object]:
     """The values `of` a parameter, of which all but the `kept` are slow. A tuple is a value for each of several."""
     values = list(of)
     assert all(value in values for value in kept), f"{kept} are not all of {values}"
-    return [value if value in kept else _slow(*(value if isinstance(value, tuple) else (value,))) for value in values]
+    return [value if value in kept else _marked(value, pytest.mark.slow) for value in values]
 
 
-def only_some(*kept: object, of: Iterable[object]) -> list[object]:
-    """The values `of` a parameter, of which `make test-long` alone tries all but the `kept`."""
+def only_some(*kept: object, of: Iterable[object], every: int = 0) -> list[object]:
+    """The values `of` a parameter, of which `make test` tries the `kept` and one of `every` so many; `make test-long`
+    tries all. A tuple is a value for each of several parameters."""
     values = list(of)
     assert all(value in values for value in kept), f"{kept} are not all of {values}"
-    marks = [pytest.mark.slow, pytest.mark.long]
-    return [value if value in kept else pytest.param(value, marks=marks) for value in values]
+    return [
+        value
+        if value in kept or (every and number % every == 0)
+        else _marked(value, pytest.mark.slow, pytest.mark.long)
+        for number, value in enumerate(values)
+    ]
 
 
-def _slow(*values: object) -> object:
-    return pytest.param(*values, marks=pytest.mark.slow)
+def _marked(value: object, *marks: pytest.MarkDecorator) -> object:
+    return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=marks)
 
 
 KINDS = ("sqlite", "postgresql")

@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 
 PRICES = {"uncached": "0.40", "read_automatic": "0.04", "output": "1.60"}
 GRANT = 10 * 10**12
+PATIENCE_S = 120.0
+"""How long a test waits for what comes as soon as a busy machine lets it."""
 PEPPERS = Peppers({1: b"p" * 32}, 1)
 
 
@@ -177,7 +179,7 @@ class Stack:
         )
         return [row.state for row in await self.rows(states) for _ in range(row.holds)]
 
-    async def settled(self, count: int, timeout: float = 30) -> list[Any]:  # noqa: ASYNC109
+    async def settled(self, count: int, timeout: float = PATIENCE_S) -> list[Any]:  # noqa: ASYNC109
         """Wait until so many events are in the database and no hold is open."""
         end = time.monotonic() + timeout
         while time.monotonic() < end:
@@ -198,7 +200,7 @@ class Stack:
         for seen in (replica.runs, replica.done, replica.acked, replica.aborts):
             seen.clear()  # type: ignore[attr-defined]
 
-    async def until(self, condition: Any, timeout: float = 30) -> None:  # noqa: ASYNC109
+    async def until(self, condition: Any, timeout: float = PATIENCE_S) -> None:  # noqa: ASYNC109
         end = time.monotonic() + timeout
         while not condition():
             assert time.monotonic() < end, "it did not happen"

@@ -20,7 +20,7 @@ from engine.models.registry import LANGUAGE_PARTS, read_config
 from gateway.served_models.served_model import DEFAULT_CONTEXT_TOKENS
 from tests.engine.conftest import Families, generate, make_bench, write_model
 from tests.engine.families import FAMILIES, VOCABULARY, in_hub_style, write_multimodal
-from tests.fast import only_fast
+from tests.fast import only_some
 
 PROMPT = [(7 * i * i + 3 * i) % VOCABULARY for i in range(100)]
 
@@ -185,8 +185,14 @@ SOME = ("mixtral", "gpt-oss", "qwen3")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", only_fast(*SOME, of=FAMILIES))
-@pytest.mark.parametrize("style", only_fast("version 5", of=("version 5", "hub")))
+@pytest.mark.parametrize(
+    ("name", "style"),
+    only_some(
+        *((name, "version 5") for name in FAMILIES),
+        *((name, "hub") for name in SOME),
+        of=[(name, style) for name in FAMILIES for style in ("version 5", "hub")],
+    ),
+)
 def test_without_any_field_it_is_the_model_that_transformers_makes(
     name: str, style: str, family_folders: Families, tmp_path: Path
 ):
@@ -243,7 +249,7 @@ def with_each(config: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tu
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", only_some(*SOME, of=FAMILIES, every=2))
 def test_no_field_that_changes_the_answer_is_overlooked(name: str, family_folders: Families, tmp_path: Path):
     """Where both answer with another value of a field, they answer alike."""
     folder = family_folders(name)

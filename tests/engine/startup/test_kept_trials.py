@@ -99,25 +99,25 @@ def test_what_does_not_hold_is_not_kept(starts: Starts, monkeypatch: pytest.Monk
     assert starts.start()[1]
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda _: b"",
-        lambda _: b"\xff" * 99,
-        lambda _: b" " * (2 << 20),
-        lambda kept: json.dumps({**kept, "least_rows": {"onednn 64 64": 9}}).encode(),
-        lambda kept: json.dumps({**kept, "least_rows": {"multiply 64 64": 1}}).encode(),
-        lambda kept: json.dumps({**kept, "least_rows": {"onednn": 1}}).encode(),
-        lambda kept: json.dumps({**kept, "machine": "another"}).encode(),
-    ],
-)
-def test_a_damaged_file_is_left_aside(starts: Starts, damage: Callable[[dict[str, object]], bytes]):
+DAMAGED: dict[str, Callable[[dict[str, object]], bytes]] = {
+    "empty": lambda _: b"",
+    "no text": lambda _: b"\xff" * 99,
+    "too long": lambda _: b" " * (2 << 20),
+    "no such number": lambda kept: json.dumps({**kept, "least_rows": {"onednn 64 64": 9}}).encode(),
+    "no such kernel": lambda kept: json.dumps({**kept, "least_rows": {"multiply 64 64": 1}}).encode(),
+    "no sizes": lambda kept: json.dumps({**kept, "least_rows": {"onednn": 1}}).encode(),
+    "another machine": lambda kept: json.dumps({**kept, "machine": "another"}).encode(),
+}
+
+
+def test_a_damaged_file_is_left_aside(starts: Starts):
     file = starts.options.trials
     assert file is not None
     first = starts.start()
-    file.write_bytes(damage(json.loads(file.read_text())))
-    assert starts.start() == first
-    assert starts.start()[:2] == (False, False), "it was written anew"
+    for what, damage in DAMAGED.items():
+        file.write_bytes(damage(json.loads(file.read_text())))
+        assert starts.start() == first, what
+        assert starts.start()[:2] == (False, False), f"{what}: it was written anew"
 
 
 def test_a_file_that_cannot_be_written_costs_nothing_else(starts: Starts, tmp_path: Path):

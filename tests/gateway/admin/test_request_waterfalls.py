@@ -259,6 +259,7 @@ async def test_a_delay_of_one_stage_moves_its_bar_alone(stack: Stack, desks: Des
     await assert_its_bar_alone_grows(stack, desks, stage, DELAYS[stage])
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 async def test_a_slow_redis_moves_the_bar_of_the_limits_alone(
     stocked_sqlite_url: str, tmp_path: Any, model_folder: Any, redis_url: str, monkeypatch: pytest.MonkeyPatch

@@ -17,7 +17,7 @@ from gateway.conversation.output import events as said
 from gateway.generation.delivery import ChoiceDelta, Finished, FinishReason
 
 ANSWERS = int(os.environ.get("ACCUMULATED_ANSWERS", "150"))
-"""How many answers each client's accumulator is fed with; `make test-clients` says 1,000."""
+"""How many answers each client's accumulator is fed with; `make test-long` says 2,000."""
 TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12) | st.sampled_from(
     ["\u2028", "\x85", "data: x\n\n", "🚀"]
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch.nn.functional import silu
@@ -11,6 +13,7 @@ from engine.kernels.grouped_linear import LEAST_HIGH, grouped_linear
 from engine.kernels.linear import fp8_tile_for, linear, tile_for
 from engine.kernels.rows import silu_mul
 from engine.layers.moe import TopExperts, highest
+from tests.fast import only_some
 from tests.gpu.kernels.interpreter import DEVICE, INTERPRETED
 from tests.gpu.kernels.test_linear_and_rows import DTYPES, TOLERANCE
 
@@ -72,8 +75,7 @@ def test_router_logits_are_in_fp32_and_do_not_depend_on_other_rows(dtype: torch.
             assert torch.equal(router_logits(x[first : first + count], weight, bias), logits[first : first + count])
 
 
-@pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("rows", "normalize"), only_some(of=itertools.product(ROWS, [False, True]), every=3))
 def test_rows_choose_as_the_router_of_the_layer_does(rows: int, normalize: bool) -> None:
     for logits in (random_logits(rows), forced(rows), torch.zeros(rows, EXPERTS, device=DEVICE)):
         for high in (8, 64):
