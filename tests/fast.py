@@ -89,16 +89,15 @@ def only_fast(*kept: object, of: Iterable[object]) -> list[object]:
 
 
 def only_some(*kept: object, of: Iterable[object], every: int = 0) -> list[object]:
-    """The values `of` a parameter, of which `make test` tries the `kept` and one of `every` so many; `make test-long`
-    tries all. A tuple is a value for each of several parameters."""
+    """The values `of` a parameter, of which `make test` tries the `kept`, which a fast run tries too, and one of `every`
+    so many; `make test-long` tries all. A tuple is a value for each of several parameters."""
     values = list(of)
     assert all(value in values for value in kept), f"{kept} are not all of {values}"
-    return [
-        value
-        if value in kept or (every and number % every == 0)
-        else _marked(value, pytest.mark.slow, pytest.mark.long)
-        for number, value in enumerate(values)
-    ]
+
+    def marks(number: int) -> list[pytest.MarkDecorator]:
+        return [pytest.mark.slow] if every and number % every == 0 else [pytest.mark.slow, pytest.mark.long]
+
+    return [value if value in kept else _marked(value, *marks(number)) for number, value in enumerate(values)]
 
 
 def _marked(value: object, *marks: pytest.MarkDecorator) -> object:

@@ -245,7 +245,7 @@ async def test_who_manages_is_not_kept_waiting(on_postgres: Stack, own_postgres:
 
     async def made(path: str, body: Any = None) -> str:
         """The id of what the path makes, though on a busy machine the database seemed silent at first."""
-        while (answer := await call("POST", path, body)).status_code == 503:
+        while (answer := await call("POST", path, body)).status_code == 503:  # noqa: ASYNC110
             await asyncio.sleep(TIMEOUT_S)
         return str(answer.json()["id"])
 

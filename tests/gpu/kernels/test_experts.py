@@ -13,12 +13,13 @@ from engine.kernels.grouped_linear import LEAST_HIGH, grouped_linear
 from engine.kernels.linear import fp8_tile_for, linear, tile_for
 from engine.kernels.rows import silu_mul
 from engine.layers.moe import TopExperts, highest
-from tests.fast import only_some
+from tests.fast import only_fast, only_some
 from tests.gpu.kernels.interpreter import DEVICE, INTERPRETED
 from tests.gpu.kernels.test_linear_and_rows import DTYPES, TOLERANCE
 
 EXPERTS, RANKS, HIDDEN, INNER = 6, 2, 32, 48
-ROWS = [1, 2, 15, 16, 17, 33, pytest.param(65, marks=pytest.mark.slow), pytest.param(700, marks=pytest.mark.slow)]
+COUNTS = (1, 2, 15, 16, 17, 33, 65, 700)
+ROWS = only_fast(*COUNTS[:6], of=COUNTS)
 
 
 def route(
@@ -75,7 +76,10 @@ def test_router_logits_are_in_fp32_and_do_not_depend_on_other_rows(dtype: torch.
             assert torch.equal(router_logits(x[first : first + count], weight, bias), logits[first : first + count])
 
 
-@pytest.mark.parametrize(("rows", "normalize"), only_some(of=itertools.product(ROWS, [False, True]), every=3))
+@pytest.mark.parametrize(
+    ("rows", "normalize"),
+    only_some((1, False), (2, True), (16, False), (17, True), of=itertools.product(COUNTS, [False, True]), every=3),
+)
 def test_rows_choose_as_the_router_of_the_layer_does(rows: int, normalize: bool) -> None:
     for logits in (random_logits(rows), forced(rows), torch.zeros(rows, EXPERTS, device=DEVICE)):
         for high in (8, 64):
