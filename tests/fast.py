@@ -89,8 +89,8 @@ def only_fast(*kept: object, of: Iterable[object]) -> list[object]:
 
 
 def only_some(*kept: object, of: Iterable[object], every: int = 0) -> list[object]:
-    """The values `of` a parameter, of which `make test` tries the `kept`, which a fast run tries too, and one of `every`
-    so many; `make test-long` tries all. A tuple is a value for each of several parameters."""
+    """The values `of` a parameter, of which a fast run tries the `kept`, `make test` also one of `every` so many, and
+    `make test-long` all. A tuple is a value for each of several parameters."""
     values = list(of)
     assert all(value in values for value in kept), f"{kept} are not all of {values}"
 
