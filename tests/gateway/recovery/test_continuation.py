@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from billing.settlement.lost_attempt_events import attempt_id
 from protocol.requests import CONTINUE_VERSION
-from tests.fast import only_fast
+from tests.fast import only_some
 from tests.gateway.fake_replica import Script
 from tests.gateway.generation.test_lifecycle import STREAM, TEXT, WHOLE, content, frames
 from tests.gateway.recovery.test_retry import (
@@ -95,7 +95,7 @@ async def test_the_same_answer_and_the_same_bill_as_without_a_death(
         await assert_books(stack)
 
 
-@pytest.mark.parametrize("at", only_fast(9, of=range(4, 13)))
+@pytest.mark.parametrize("at", only_some(9, of=range(4, 13), every=3))
 async def test_a_stop_string_that_spans_the_break(
     stocked_sqlite_url: str, tmp_path: Path, model_folder: Path, at: int
 ) -> None:
