@@ -252,8 +252,8 @@ def rotate_and_append(
 
     `qkv` [rows, (heads + 2 KV heads) · head dim]. `cosines`, `sines` fp32 [context, turned / 2]: the first `turned`
     elements of a head are turned by halves (Su et al. 2021). `norms`: weights [head dim] of RMS norms over each query
-    and each key, applied first. `interleaved`: turned pairs are neighbours, and come out as halves. Rows with position −1 are left
-    alone. KV in 8 bits is rounded here.
+    and each key, applied first. `interleaved`: turned pairs are neighbours, and come out as halves. Rows with position
+    −1 are left alone. KV in 8 bits is rounded here.
     """
     rows, heads = query.shape[:2]
     total = heads + 2 * kv.kv_heads
