@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 
 from engine.execution.cuda.experts import Mixed
-from engine.execution.cuda.linears import ExactLinear
+from engine.execution.cuda.linears import ExactLinear, Input, input_memory
 from engine.kernels.expert_routing import combine_and_norm
 from engine.kernels.rows import cap_logits, rms_norm
 from engine.layers.embedding import Head
 from engine.layers.norm import LayerNorm, Norm, RmsNorm
-
-Input: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
-"""What a linear layer takes: rows, and their scales where they are e4m3."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +43,6 @@ class FusedHead(ExactLinear):
         if self._cap is not None or self._divisor != 1.0:
             cap_logits(logits, self._cap, self._divisor)
         return logits
-
-
-def input_memory(like: torch.Tensor, size: int, in_fp8: bool) -> Input:
-    """Memory for the inputs of a linear layer, of as many rows as `like` has."""
-    rows, device = len(like), like.device
-    if not in_fp8:
-        return torch.empty(rows, size, dtype=like.dtype, device=device), None
-    values = torch.empty(rows, size, dtype=torch.float8_e4m3fn, device=device)
-    return values, torch.empty(rows, dtype=torch.float32, device=device)
 
 
 def normalized(h: torch.Tensor, norm: Norm | None, plus: Part | Mixed | None, in_fp8: bool, ahead: bool) -> Input:

@@ -15,8 +15,8 @@ from typing import TypeAlias
 import torch
 
 from engine.execution.cuda.experts import FusedExperts, Mixed, unsupported_experts
-from engine.execution.cuda.layer_sums import FusedHead, Input, Part, input_memory, normalized
-from engine.execution.cuda.linears import ExactLinear, exact_linear, fp8_weight
+from engine.execution.cuda.layer_sums import FusedHead, Part, normalized
+from engine.execution.cuda.linears import ExactLinear, Input, exact_linear, fp8_weight, input_memory
 from engine.kernels.paged_kv import PagedKv, Scores
 from engine.kernels.rows import quantize_rows, rms_norm, rotate_and_append, silu_mul
 from engine.kv_cache.memory import KvMemory
