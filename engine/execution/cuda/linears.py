@@ -142,7 +142,7 @@ class ExactLinear:
     def _by_stream(self, x: torch.Tensor, scales: torch.Tensor | None, out: torch.Tensor | None = None) -> torch.Tensor:
         out = torch.empty(len(x), self.outputs, dtype=self.dtype, device=x.device) if out is None else out
         both = None if self._scales is None or scales is None else (scales, self._scales)
-        return hopper.linear_streamed(x, self.weight, out, scales=both)
+        return hopper.linear_streamed(x, self.weight, out, bias=self.bias, scales=both)
 
     def _by_library(
         self, x: torch.Tensor, scales: torch.Tensor | None, out: torch.Tensor | None = None
@@ -165,7 +165,7 @@ class ExactLinear:
     def try_stream(self) -> int:
         """Up to how many rows the kernel for Hopper gives the bits of our other one, on this machine: all or none."""
         fits = hopper is not None and torch.cuda.get_device_capability(self.weight.device)[0] == _HOPPER
-        if not fits or not hopper.fits(self.weight, self.bias):
+        if not fits or not hopper.fits(self.weight):
             return 0
         most = hopper.most_rows(self.weight)
         counts = [count for count in (1, 2, 7, 8, 9, 16, 17, 32, 33, 64) if count <= most]
