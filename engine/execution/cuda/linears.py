@@ -126,7 +126,14 @@ class ExactLinear:
             return self._by_stream(x, scales, out)
         if len(x) in self.library:
             return self._by_library(x, scales, out)
-        return self._by_kernel(x, scales, out)
+        first = max((count for count in self.library if count < len(x)), default=0)
+        if first < _SEVERAL_ROWS:
+            return self._by_kernel(x, scales, out)
+        # In two parts: with so many rows the library is worth it.
+        out = torch.empty(len(x), self.outputs, dtype=self.dtype, device=x.device) if out is None else out
+        for part in (slice(0, first), slice(first, None)):
+            self(x[part], None if scales is None else scales[part], out[part])
+        return out
 
     def _by_kernel(self, x: torch.Tensor, scales: torch.Tensor | None, out: torch.Tensor | None = None) -> torch.Tensor:
         rows = len(x)
