@@ -124,15 +124,21 @@ class ExactLinear:
         """
         if streamed:
             return self._by_stream(x, scales, out)
+        return self._in_parts(x, scales, out)
+
+    def _in_parts(self, x: torch.Tensor, scales: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
+        """By the library where it has the bits; of many rows as many as it takes, and then the others."""
         if len(x) in self.library:
             return self._by_library(x, scales, out)
         first = max((count for count in self.library if count < len(x)), default=0)
         if first < _SEVERAL_ROWS:
             return self._by_kernel(x, scales, out)
-        # In two parts: with so many rows the library is worth it.
         out = torch.empty(len(x), self.outputs, dtype=self.dtype, device=x.device) if out is None else out
         for part in (slice(0, first), slice(first, None)):
-            self(x[part], None if scales is None else scales[part], out[part])
+            into = out[part]
+            found = self._in_parts(x[part], None if scales is None else scales[part], into)
+            if found is not into:
+                into.copy_(found)
         return out
 
     def _by_kernel(self, x: torch.Tensor, scales: torch.Tensor | None, out: torch.Tensor | None = None) -> torch.Tensor:
