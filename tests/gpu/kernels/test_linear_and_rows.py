@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch.nn.functional import gelu, layer_norm, silu
 from torch.nn.functional import rms_norm as rms_norm_of
 
+from engine.execution.cuda.linears import ExactLinear
 from engine.kernels.linear import LinearTile, fp8_tile_for, linear, shared_memory, tile_for
 from engine.kernels.paged_kv import PagedKv
 from engine.kernels.rows import cap_logits, rms_norm, rotate_and_append, silu_mul
+from engine.layers.linear import Linear
+from tests.gpu.execution.fused_bench import plain_tiling
 from tests.gpu.kernels.interpreter import DEVICE
 
 DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
@@ -84,6 +88,26 @@ def test_a_row_has_the_bits_of_the_library_at_many_rows(outputs: int, inputs: in
         for first in (0, 1_000):
             part = slice(first, first + rows)
             assert torch.equal(linear(x[part], weight, tile=tile_for(rows, outputs, inputs)), library[part])
+
+
+def test_the_library_multiplies_as_many_rows_as_it_has_the_bits_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(8)
+    product = ExactLinear(Linear(random(48, 32, dtype=torch.float32), None, plain_tiling()))
+    product.library = frozenset({96, 400, 512})
+    counts: list[int] = []
+    by_library = ExactLinear._by_library
+
+    def counted(self: ExactLinear, x: torch.Tensor, *given: Any) -> torch.Tensor:
+        counts.append(len(x))
+        return by_library(self, x, *given)
+
+    monkeypatch.setattr(ExactLinear, "_by_library", counted)
+    for rows, expected in ((96, [96]), (97, []), (400, [400]), (410, [400]), (912, [512, 400]), (1_030, [512, 512])):
+        x, out = random(rows, 32, dtype=torch.float32), torch.full((rows, 48), torch.nan, device=DEVICE)
+        assert product(x, out=out) is out
+        assert_near(out, x.double() @ product.weight.double().t())
+        assert counts == expected
+        counts.clear()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
