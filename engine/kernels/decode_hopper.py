@@ -39,7 +39,7 @@ class RingShape:
 
 
 _SHAPES, _SHAPES_FP8 = (RingShape(7, 2), RingShape(7, 2)), (RingShape(12, 2), RingShape(8, 3))
-_SHAPES_256, _SHAPES_256_FP8 = (RingShape(7, 1),) * 2, (RingShape(6, 2),) * 2
+_SHAPES_256, _SHAPES_256_FP8 = (RingShape(3, 2),) * 2, (RingShape(6, 2),) * 2
 """The quickest on an H200 (`benchmarks/gpu/NOTES.md`), for steps whose splits are not folded and for those that are."""
 
 
