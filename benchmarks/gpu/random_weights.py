@@ -25,6 +25,7 @@ class _RandomTensors:
     """
 
     folder = Path("random")
+    norms_are_whole = False
 
     def __init__(self, *, apart: bool) -> None:
         self._embedding = 1.0 if apart else _DEVIATION

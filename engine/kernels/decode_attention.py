@@ -79,7 +79,8 @@ class DecodeAttention:
         self._tops = torch.empty(rows, self.splits, heads, dtype=torch.float32, device=device)
         self._totals = torch.empty_like(self._tops)
         self._outs = torch.empty(rows, self.splits, heads, kv.head_dim, dtype=torch.float32, device=device)
-        self.small_items = SmallItems(heads, kv) if scores is not None and fits(heads, kv, scores) else None
+        fit = scores is not None and fits(heads, kv, scores)
+        self.small_items = SmallItems(heads, kv, scores.window) if fit and scores is not None else None
 
     def plan(self, batch: DecodeBatch, *, window: int = 0, limit: int | None = None, folded: int | None = None) -> None:
         """Make the list of items for a step. For tests, `limit`: most requests of an item; `folded`: see `WorkList`."""

@@ -21,7 +21,7 @@ from prompt_cache.kv.block_keys import BLOCK_TOKENS
 
 SMALL_ROWS = 8
 """Most rows of an item."""
-_DIM = 128
+_DIMS = 128, 256
 _LINE_BYTES = 128
 """How wide boxes are that are copied: as the swizzle."""
 _FEW_ROWS = 8
@@ -39,6 +39,7 @@ class RingShape:
 
 
 _SHAPES, _SHAPES_FP8 = (RingShape(7, 2), RingShape(7, 2)), (RingShape(12, 2), RingShape(8, 3))
+_SHAPES_256, _SHAPES_256_FP8 = (RingShape(3, 2),) * 2, (RingShape(6, 2),) * 2
 """The quickest on an H200 (`benchmarks/gpu/NOTES.md`), for steps whose splits are not folded and for those that are."""
 
 
@@ -46,44 +47,49 @@ def fits(heads: int, kv: PagedKv, scores: Scores) -> bool:
     """Whether the kernel computes attention of this kind, and the device is a Hopper for which it can be compiled."""
     return (
         kv.data.dtype in (torch.bfloat16, torch.uint8)
-        and kv.head_dim == _DIM
+        and kv.head_dim in _DIMS
         and heads // kv.kv_heads <= SMALL_ROWS
         and kv.data.is_contiguous()
-        and not scores.window
         and scores.soft_cap is None
         and available(kv.data.device)
     )
 
 
 @cache
-def _kernel(device: torch.device, heads: int, kv_heads: int, in_fp8: bool, shape: RingShape) -> CudaKernel:
+def _kernel(
+    device: torch.device, heads: int, kv_heads: int, dim: int, in_fp8: bool, window: int, shape: RingShape
+) -> CudaKernel:
     defines = {
         "HEADS": heads,
         "KV_HEADS": kv_heads,
+        "DIM": dim,
         "IN_FP8": int(in_fp8),
+        "WINDOW": window,
         "WARPS": shape.warps,
         "UNITS": shape.units,
     }
-    unit = _unit_lines(in_fp8) * _LINE_BYTES
+    unit = _unit_lines(dim, in_fp8) * _LINE_BYTES
     # Places of units begin at multiples of 1,024 bytes, where the swizzle begins anew.
     ring = 1024 + shape.warps * shape.units * (unit + -unit % 1024)
     with torch.cuda.device(device):
         return CudaKernel("decode_attention.cu", "decode_partial", defines, ring)
 
 
-def _unit_lines(in_fp8: bool) -> int:
+def _unit_lines(dim: int, in_fp8: bool) -> int:
     """Lines of 64 vectors, with their scales in 8 bits."""
-    return BLOCK_TOKENS * (_DIM + 4 if in_fp8 else 2 * _DIM) // _LINE_BYTES
+    return BLOCK_TOKENS * (dim + 4 if in_fp8 else 2 * dim) // _LINE_BYTES
 
 
 class SmallItems:
-    """The kernel for `heads` query heads on KV like `kv`."""
+    """The kernel for `heads` query heads on KV like `kv`, of which a token sees `window`, 0 for all."""
 
-    def __init__(self, heads: int, kv: PagedKv, shape: RingShape | None = None) -> None:
-        device = kv.data.device
-        shapes = (shape, shape) if shape else _SHAPES_FP8 if kv.in_fp8 else _SHAPES
-        self._kernels = [(each, _kernel(device, heads, kv.kv_heads, kv.in_fp8, each)) for each in shapes]
+    def __init__(self, heads: int, kv: PagedKv, window: int = 0, shape: RingShape | None = None) -> None:
+        device, dim = kv.data.device, kv.head_dim
+        known = (_SHAPES_FP8 if kv.in_fp8 else _SHAPES) if dim == 128 else _SHAPES_256_FP8 if kv.in_fp8 else _SHAPES_256
+        shapes = (shape, shape) if shape else known
+        self._kernels = [(each, _kernel(device, heads, kv.kv_heads, dim, kv.in_fp8, window, each)) for each in shapes]
         self._fold_from = _FOLD_FROM_FP8 if kv.in_fp8 else _FOLD_FROM
+        self._window, self._unit_lines = window, _unit_lines(dim, kv.in_fp8)
         self._processors = torch.cuda.get_device_properties(device).multi_processor_count
         self._map: tuple[int, TensorMap] | None = None
 
@@ -94,7 +100,7 @@ class SmallItems:
 
     def folds(self, rows: int) -> int:
         """How many splits of a row that shares nothing are one item, in a step of so many rows."""
-        return _FOLDED_SPLITS if rows >= self._fold_from else 0
+        return _FOLDED_SPLITS if rows >= self._fold_from and not self._window else 0
 
     def __call__(
         self,
@@ -140,5 +146,5 @@ class SmallItems:
         """What copies units: all of KV as lines."""
         if self._map is None or self._map[0] != data.data_ptr():
             lines = data.view(-1, _LINE_BYTES // data.itemsize)
-            self._map = data.data_ptr(), TensorMap(lines, _unit_lines(data.dtype == torch.uint8))
+            self._map = data.data_ptr(), TensorMap(lines, self._unit_lines)
         return self._map[1]

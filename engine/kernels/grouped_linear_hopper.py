@@ -34,14 +34,13 @@ _FEW = 32
 """With more rows, two sums of a tile take more registers."""
 
 
-def fits(weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+def fits(weight: torch.Tensor) -> bool:
     """Whether the kernel multiplies by this weight [experts, outputs, inputs]."""
     return (
         weight.dtype in (torch.bfloat16, torch.float16, torch.float8_e4m3fn)
         and weight.shape[2] * weight.itemsize % ((2 if weight.itemsize == 1 else 1) * PART_BYTES) == 0
         and weight.is_contiguous()
         and weight.data_ptr() % 16 == 0
-        and bias is None
     )
 
 
@@ -71,13 +70,14 @@ def grouped_linear_streamed(
     tiles: Tiles,
     *,
     placed: bool = False,
+    bias: torch.Tensor | None = None,
     scales: tuple[torch.Tensor, torch.Tensor] | None = None,
     early: bool = False,
     gated: bool = False,
 ) -> None:
     """See `grouped_linear`. `early`: the tiles were written before the kernel in front of this one began.
 
-    `gated`: `out` [pairs, outputs / 2] becomes silu(gate) · up of the product.
+    `gated`, without a bias: `out` [pairs, outputs / 2] becomes silu(gate) · up of the product.
     """
     experts, outputs, inputs = weight.shape
     sides = 2 if gated else 1
@@ -85,9 +85,10 @@ def grouped_linear_streamed(
     many = tiles.most * -(-outputs // (sides * _TALL))
     _grouped[(min(many, _PROGRAMS * _processors(x.device.index or 0)),)](
         _tiles(weight.view(experts * outputs, inputs), _TALL), _tiles(x, tiles.high), out, tiles.words,
-        out if scales is None else scales[0], out if scales is None else scales[1], out.stride(0),
-        OUTPUTS=outputs, INPUTS=inputs, STAGES=stages, PARTS=parts, SCALED=scales is not None, EARLY=early,
-        PLACED=placed, GATED=gated, FETCHING_REGISTERS=_FETCHING_REGISTERS, num_warps=4,
+        out if scales is None else scales[0], out if scales is None else scales[1], out if bias is None else bias,
+        out.stride(0),
+        OUTPUTS=outputs, INPUTS=inputs, STAGES=stages, PARTS=parts, SCALED=scales is not None, BIAS=bias is not None,
+        EARLY=early, PLACED=placed, GATED=gated, FETCHING_REGISTERS=_FETCHING_REGISTERS, num_warps=4,
         maxnreg=_MORE_REGISTERS if gated and tiles.high > _FEW else _REGISTERS, **LAUNCH,
     )  # fmt: skip
 
@@ -159,9 +160,9 @@ def _fetch(
 
 @gluon.jit
 def _multiply(
-    y, words, row_scales, output_scales, y_row, w_smem, x_smem, full, empty,
+    y, words, row_scales, output_scales, bias, y_row, w_smem, x_smem, full, empty,
     TILES: gl.constexpr, OUTPUTS: gl.constexpr, STEPS: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr,
-    TALL: gl.constexpr, HIGH: gl.constexpr, SCALED: gl.constexpr, PLACED: gl.constexpr,
+    TALL: gl.constexpr, HIGH: gl.constexpr, SCALED: gl.constexpr, BIAS: gl.constexpr, PLACED: gl.constexpr,
     GATED: gl.constexpr,
 ):  # fmt: skip
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HIGH, 32 if SCALED else 16])
@@ -216,6 +217,8 @@ def _multiply(
             # In this order: products of the two scales are rounded otherwise.
             total = total * gl.load(output_scales + expert * OUTPUTS + n, mask=n < OUTPUTS, other=0.0)[:, None]
             total = total * gl.load(row_scales + row + m, mask=m < count, other=0.0)[None, :]
+        if BIAS:
+            total = total + gl.load(bias + expert * OUTPUTS + n, mask=n < OUTPUTS, other=0.0).to(gl.float32)[:, None]
         if GATED:
             # Rounded first, as where the product is stored.
             up = total.to(y.dtype.element_ty).to(gl.float32)
@@ -227,9 +230,10 @@ def _multiply(
 
 @gluon.jit
 def _grouped(
-    weight, x, y, words, row_scales, output_scales, y_row,
+    weight, x, y, words, row_scales, output_scales, bias, y_row,
     OUTPUTS: gl.constexpr, INPUTS: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, SCALED: gl.constexpr,
-    EARLY: gl.constexpr, PLACED: gl.constexpr, GATED: gl.constexpr, FETCHING_REGISTERS: gl.constexpr,
+    BIAS: gl.constexpr, EARLY: gl.constexpr, PLACED: gl.constexpr, GATED: gl.constexpr,
+    FETCHING_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     TALL: gl.constexpr = weight.block_type.shape[0]
     HIGH: gl.constexpr = x.block_type.shape[0]
@@ -249,8 +253,8 @@ def _grouped(
         [
             (
                 _multiply,
-                (y, words, row_scales, output_scales, gl.to_tensor(y_row), w_smem, x_smem, full, empty,
-                 TILES, OUTPUTS, STEPS, STAGES, PARTS, TALL, HIGH, SCALED, PLACED, GATED),
+                (y, words, row_scales, output_scales, bias, gl.to_tensor(y_row), w_smem, x_smem, full, empty,
+                 TILES, OUTPUTS, STEPS, STAGES, PARTS, TALL, HIGH, SCALED, BIAS, PLACED, GATED),
             ),
             (
                 _fetch,

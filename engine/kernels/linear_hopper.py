@@ -52,15 +52,21 @@ def most_rows(weight: torch.Tensor) -> int:
     return MOST_ROWS_IN_FP8 if weight.itemsize == 1 else MOST_ROWS
 
 
-def fits(weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+def fits(weight: torch.Tensor) -> bool:
     """Whether the kernel multiplies by this weight [outputs, inputs]."""
     return (
         weight.dtype in (torch.bfloat16, torch.float16, torch.float8_e4m3fn)
-        and weight.shape[1] * weight.itemsize % (4 * PART_BYTES) == 0
+        and weight.shape[1] * weight.itemsize % PART_BYTES == 0
+        and _parts(weight) > 0
         and weight.is_contiguous()
         and weight.data_ptr() % 16 == 0
-        and bias is None
     )
+
+
+def _parts(weight: torch.Tensor) -> int:
+    """How many parts of a row are fetched together: as many as divide it, in e4m3 an even number; 0 for none."""
+    parts = weight.shape[1] * weight.itemsize // PART_BYTES
+    return next((some for some in (4, 5, 6, 3) if parts % some == 0 and (weight.itemsize > 1 or some % 2 == 0)), 0)
 
 
 @cache
@@ -85,13 +91,15 @@ def linear_streamed(
     weight: torch.Tensor,
     out: torch.Tensor,
     *,
+    bias: torch.Tensor | None = None,
     scales: tuple[torch.Tensor, torch.Tensor] | None = None,
-    how: Stream = Stream(),
+    how: Stream | None = None,
 ) -> torch.Tensor:
-    """[rows, inputs] · [outputs, inputs]ᵀ → `out` [rows, outputs], for few rows; see `linear.linear`.
+    """[rows, inputs] · [outputs, inputs]ᵀ + bias → `out` [rows, outputs], for few rows; see `linear.linear`.
 
     In e4m3 `scales`, fp32, are those of the rows [rows] and of the outputs [outputs].
     """
+    how = how or Stream(parts=_parts(weight))
     rows, inputs = x.shape
     outputs = weight.shape[0]
     high = max(8, 1 << (rows - 1).bit_length())
@@ -104,6 +112,7 @@ def linear_streamed(
         out,
         out if scales is None else scales[0],
         out if scales is None else scales[1],
+        out if bias is None else bias,
         rows,
         outputs,
         tiles,
@@ -112,6 +121,7 @@ def linear_streamed(
         STAGES=stages,
         PARTS=how.parts,
         SCALED=scales is not None,
+        BIAS=bias is not None,
         FETCHING_REGISTERS=_FETCHING_REGISTERS,
         num_warps=4,
         maxnreg=_REGISTERS,
@@ -163,9 +173,9 @@ def _fetch(
 
 @gluon.jit
 def _multiply(
-    y, row_scales, output_scales, rows, outputs, tiles, y_row, w_smem, x_smem, full, empty,
+    y, row_scales, output_scales, bias, rows, outputs, tiles, y_row, w_smem, x_smem, full, empty,
     STEPS: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, TALL: gl.constexpr, HIGH: gl.constexpr,
-    SCALED: gl.constexpr,
+    SCALED: gl.constexpr, BIAS: gl.constexpr,
 ):  # fmt: skip
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HIGH, 32 if SCALED else 16])
     m = gl.arange(0, HIGH, gl.SliceLayout(0, S))
@@ -205,14 +215,16 @@ def _multiply(
             # In this order: products of the two scales are rounded otherwise.
             total = total * gl.load(output_scales + n, mask=n < outputs, other=0.0)[:, None]
             total = total * gl.load(row_scales + m, mask=m < rows, other=0.0)[None, :]
+        if BIAS:
+            total = total + gl.load(bias + n, mask=n < outputs, other=0.0).to(gl.float32)[:, None]
         place = y + m.to(gl.int64)[None, :] * y_row + n[:, None]
         gl.store(place, total.to(y.dtype.element_ty), mask=(n < outputs)[:, None] & (m < rows)[None, :])
 
 
 @gluon.jit(do_not_specialize=["rows"])
 def _linear(
-    weight, x, y, row_scales, output_scales, rows, outputs, tiles, y_row,
-    INPUTS: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, SCALED: gl.constexpr,
+    weight, x, y, row_scales, output_scales, bias, rows, outputs, tiles, y_row,
+    INPUTS: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, SCALED: gl.constexpr, BIAS: gl.constexpr,
     FETCHING_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     TALL: gl.constexpr = weight.block_type.shape[0]
@@ -233,8 +245,8 @@ def _linear(
         [
             (
                 _multiply,
-                (y, row_scales, output_scales, rows, gl.to_tensor(outputs), count, gl.to_tensor(y_row),
-                 w_smem, x_smem, full, empty, STEPS, STAGES, PARTS, TALL, HIGH, SCALED),
+                (y, row_scales, output_scales, bias, rows, gl.to_tensor(outputs), count, gl.to_tensor(y_row),
+                 w_smem, x_smem, full, empty, STEPS, STAGES, PARTS, TALL, HIGH, SCALED, BIAS),
             ),
             (_fetch, (weight, x, count, w_smem, x_smem, full, empty, STEPS, STAGES, PARTS)),
         ],

@@ -167,16 +167,23 @@ def _prefill(
     top = tl.full((ROWS,), HIDDEN, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     out = tl.zeros((ROWS, DIM_PADDED), tl.float32)
-    # Splits that end before the tile are seen whole by all its rows.
+    # Splits that end before the tile are seen whole by all its rows, unless they begin before a row's window.
     masked = last_split
+    if tl.load(bounds + last_split + 1) <= position + 1:
+        masked = last_split + 1
+    elif tl.load(bounds + last_split) > position + 1:
+        masked = last_split - 1
+    before = first_split
     if WINDOW:
-        masked = first_split
-    else:
-        if tl.load(bounds + last_split + 1) <= position + 1:
-            masked = last_split + 1
-        elif tl.load(bounds + last_split) > position + 1:
-            masked = last_split - 1
-    for split in range(first_split, masked):
+        while (before <= last_split) & (tl.load(bounds + before) <= position + tokens - 1 - WINDOW):
+            before += 1
+        for split in range(first_split, tl.minimum(before, masked)):
+            split_top, split_total, split_out = attend_split(
+                q, keys, values, table, tl.load(bounds + split), tl.load(bounds + split + 1), positions, position,
+                position + tokens - 1, scale, ROWS, BLOCK_STRIDE, DIM, DIM_PADDED, WINDOW, SOFT_CAP, False,
+            )  # fmt: skip
+            top, total, out = fold(top, total, out, split_top, split_total, split_out)
+    for split in range(before, masked):
         split_top, split_total, split_out = attend_split(
             q, keys, values, table, tl.load(bounds + split), tl.load(bounds + split + 1), positions, position,
             position + tokens - 1, scale, ROWS, BLOCK_STRIDE, DIM, DIM_PADDED, WINDOW, SOFT_CAP, True,

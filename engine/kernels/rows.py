@@ -15,37 +15,55 @@ from engine.kernels.stored_in_fp8 import narrow
 
 _HEADS = 8
 """Heads of a row that one program turns."""
+_PLAIN, _RMS, _MEAN_AND_VARIANCE = range(3)
+"""Kinds of norms, for `_rms_norm`."""
+_LOGITS = 4_096
+"""Logits of a row that one program caps."""
 
 
 def rms_norm(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None,
     eps: float,
     out: torch.Tensor,
     *,
+    bias: torch.Tensor | None = None,
     plus: torch.Tensor | None = None,
+    behind: tuple[torch.Tensor, float] | None = None,
+    factor: float = 1.0,
     scales: torch.Tensor | None = None,
     ahead: bool = False,
 ) -> None:
-    """x / rms(x) · weight → `out` [rows, size]. With `plus`, x + plus first replaces x (Zhang and Sennrich 2019).
+    """x / rms(x) · weight → `out` [rows, size], which may be x. With `plus`, x + plus first replaces x (Zhang and
+    Sennrich 2019). Without `weight` x alone goes to `out`.
 
-    With `scales` fp32 [rows], `out` is e4m3 and each row is divided by its scale, which is written there. `ahead`: the
-    next kernel is one of `linear_hopper`, which begins before this one does.
+    `bias`: the norm is that of mean and variance instead (Ba et al. 2016). `behind` (weight, eps): `plus` is normalized
+    by itself before it is added. `factor`: of `plus`. Both round to the type of x, as the models do. With `scales` fp32
+    [rows], `out` is e4m3 and each row is divided by its scale, which is written there. `ahead`: the next kernel is one
+    of `linear_hopper`, which begins before this one does.
     """
     rows, size = x.shape
+    norm = _PLAIN if weight is None else _RMS if bias is None else _MEAN_AND_VARIANCE
     _rms_norm[(rows,)](
         x,
         x if plus is None else plus,
-        weight,
+        x if behind is None else behind[0],
+        x if weight is None else weight,
+        x if bias is None else bias,
         out,
         x if scales is None else scales,
         eps,
+        0.0 if behind is None else behind[1],
+        factor,
         x.stride(0),
         x.stride(0) if plus is None else plus.stride(0),
         out.stride(0),
         SIZE=size,
         PADDED=triton.next_power_of_2(size),
         PLUS=plus is not None,
+        BEHIND=behind is not None,
+        FACTOR=factor != 1.0,
+        NORM=norm,
         SCALED=scales is not None,
         AHEAD=ahead,
         num_warps=8 if size > 2_048 else 4,
@@ -55,9 +73,9 @@ def rms_norm(
 
 @triton.jit
 def _rms_norm(
-    x, plus, weight, out, scales, eps, x_row, plus_row, out_row,
-    SIZE: tl.constexpr, PADDED: tl.constexpr, PLUS: tl.constexpr, SCALED: tl.constexpr,
-    AHEAD: tl.constexpr,
+    x, plus, behind, weight, bias, out, scales, eps, behind_eps, factor, x_row, plus_row, out_row,
+    SIZE: tl.constexpr, PADDED: tl.constexpr, PLUS: tl.constexpr, BEHIND: tl.constexpr, FACTOR: tl.constexpr,
+    NORM: tl.constexpr, SCALED: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     wait_and_let_next_begin(AHEAD)
     row = tl.program_id(0).to(tl.int64)
@@ -65,13 +83,23 @@ def _rms_norm(
     inside = i < SIZE
     value = tl.load(x + row * x_row + i, mask=inside, other=0.0)
     if PLUS:
-        value = (value.to(tl.float32) + tl.load(plus + row * plus_row + i, mask=inside, other=0.0).to(tl.float32)).to(
-            value.dtype
-        )
+        part = tl.load(plus + row * plus_row + i, mask=inside, other=0.0).to(tl.float32)
+        if BEHIND:
+            scale = tl.rsqrt(tl.sum(part * part, 0) / SIZE + behind_eps)
+            part = part * scale * tl.load(behind + i, mask=inside, other=0.0).to(tl.float32)
+            part = part.to(value.dtype).to(tl.float32)
+        if FACTOR:
+            part = (part * factor).to(value.dtype).to(tl.float32)
+        value = (value.to(tl.float32) + part).to(value.dtype)
         tl.store(x + row * x_row + i, value, mask=inside)
-    wide = value.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
-    normal = wide * scale * tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
+    normal = value.to(tl.float32)
+    if NORM == 2:
+        normal = tl.where(inside, normal - tl.sum(normal, 0) / SIZE, 0.0)
+    if NORM:
+        scale = tl.rsqrt(tl.sum(normal * normal, 0) / SIZE + eps)
+        normal = normal * scale * tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
+    if NORM == 2:
+        normal += tl.load(bias + i, mask=inside, other=0.0).to(tl.float32)
     if SCALED:
         normal = _scaled(normal, scales + row)
     tl.store(out + row * out_row + i, normal.to(out.dtype.element_ty), mask=inside)
@@ -111,61 +139,99 @@ def silu_mul(
     scales: torch.Tensor | None = None,
     ahead: bool = False,
     clamped: tuple[float, float] | None = None,
+    gelu: bool = False,
 ) -> None:
     """silu(gate) · up of [rows, 2 · size] → [rows, size] (Shazeer 2020); with `scales` in e4m3, and `ahead`, as
-    `rms_norm`. `clamped` (α, limit): g · sigmoid(α · g) · (up + 1), where gate and up are clamped to the limit."""
+    `rms_norm`. `clamped` (α, limit): g · sigmoid(α · g) · (up + 1), where gate and up are clamped to the limit.
+    `gelu`: by the tanh approximation of GELU instead. Of [rows, size], which is a gate alone, up is 1."""
     rows, size = out.shape
     alpha, limit = clamped or (1.0, 0.0)
+    kind = {"CLAMPED": clamped is not None, "GELU": gelu, "GATED": gate_up.shape[1] != size}
     if scales is not None:
         _silu_mul_scaled[(rows,)](
             gate_up, out, scales, gate_up.stride(0), out.stride(0), alpha, limit,
-            SIZE=size, PADDED=triton.next_power_of_2(size), AHEAD=ahead, CLAMPED=clamped is not None, num_warps=16,
-            **LAUNCH,
+            SIZE=size, PADDED=triton.next_power_of_2(size), AHEAD=ahead, num_warps=16, **kind, **LAUNCH,
         )  # fmt: skip
         return
     block = 2_048
     _silu_mul[(rows, triton.cdiv(size, block))](
         gate_up, out, gate_up.stride(0), out.stride(0), alpha, limit,
-        SIZE=size, BLOCK=block, AHEAD=ahead, CLAMPED=clamped is not None, num_warps=8, **LAUNCH,
+        SIZE=size, BLOCK=block, AHEAD=ahead, num_warps=8, **kind, **LAUNCH,
     )  # fmt: skip
 
 
 @triton.jit
 def _silu_mul(
     gate_up, out, in_row, out_row, alpha, limit,
-    SIZE: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr, CLAMPED: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr, CLAMPED: tl.constexpr, GELU: tl.constexpr,
+    GATED: tl.constexpr,
 ):  # fmt: skip
     wait_and_let_next_begin(AHEAD)
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < SIZE
-    value = _gated(gate_up + row * in_row, i, inside, alpha, limit, SIZE, CLAMPED)
+    value = _gated(gate_up + row * in_row, i, inside, alpha, limit, SIZE, CLAMPED, GELU, GATED)
     tl.store(out + row * out_row + i, value.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _silu_mul_scaled(
     gate_up, out, scales, in_row, out_row, alpha, limit,
-    SIZE: tl.constexpr, PADDED: tl.constexpr, AHEAD: tl.constexpr, CLAMPED: tl.constexpr,
+    SIZE: tl.constexpr, PADDED: tl.constexpr, AHEAD: tl.constexpr, CLAMPED: tl.constexpr, GELU: tl.constexpr,
+    GATED: tl.constexpr,
 ):  # fmt: skip
     wait_and_let_next_begin(AHEAD)
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, PADDED)
     inside = i < SIZE
-    value = _scaled(_gated(gate_up + row * in_row, i, inside, alpha, limit, SIZE, CLAMPED), scales + row)
+    value = _scaled(_gated(gate_up + row * in_row, i, inside, alpha, limit, SIZE, CLAMPED, GELU, GATED), scales + row)
     tl.store(out + row * out_row + i, value.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _gated(row, i, inside, alpha, limit, SIZE: tl.constexpr, CLAMPED: tl.constexpr):
+def _gated(
+    row, i, inside, alpha, limit,
+    SIZE: tl.constexpr, CLAMPED: tl.constexpr, GELU: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
     gate = tl.load(row + i, mask=inside, other=0.0).to(tl.float32)
+    if GELU:
+        # ½ (1 + tanh(u)) = sigmoid(2u) with u = √(2/π) · (g + 0.044715 · g³); times log2 e.
+        inner = gate * (1.0 + 0.044715 * gate * gate)
+        gate = gate / (1.0 + tl.math.exp2(inner * -2.302208198144325))
+    if not GATED:
+        if not GELU:
+            gate = gate / (1.0 + tl.math.exp2(gate * -1.4426950408889634))
+        return gate
     up = tl.load(row + SIZE + i, mask=inside, other=0.0).to(tl.float32)
     if CLAMPED:
         # By comparison, which lets NaN through.
         gate = tl.where(gate > limit, limit, gate)
         up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up)) + 1.0
         return gate / (1.0 + tl.math.exp2(gate * (-1.4426950408889634 * alpha))) * up
+    if GELU:
+        return gate * up
     return gate / (1.0 + tl.math.exp2(gate * -1.4426950408889634)) * up
+
+
+def cap_logits(logits: torch.Tensor, cap: float | None, divisor: float) -> None:
+    """Divide logits [rows, size] in place, and softly cap them, if `cap` is given: cap · tanh(logit / cap)."""
+    rows, size = logits.shape
+    _cap_logits[(rows, triton.cdiv(size, _LOGITS))](
+        logits, cap or 1.0, divisor, logits.stride(0), size, CAPPED=cap is not None, BLOCK=_LOGITS, num_warps=8,
+        **LAUNCH,
+    )  # fmt: skip
+
+
+@triton.jit
+def _cap_logits(logits, cap, divisor, row_stride, size, CAPPED: tl.constexpr, BLOCK: tl.constexpr):
+    wait_and_let_next_begin(False)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    place = logits + tl.program_id(0).to(tl.int64) * row_stride + i
+    value = tl.load(place, mask=i < size, other=0.0).to(tl.float32) / divisor
+    if CAPPED:
+        # tanh(x) = 1 − 2 / (e^2x + 1)
+        value = cap * (1.0 - 2.0 / (tl.math.exp2(value / cap * 2.8853900817779268) + 1.0))
+    tl.store(place, value.to(logits.dtype.element_ty), mask=i < size)
 
 
 def rotate_and_append(
@@ -180,12 +246,14 @@ def rotate_and_append(
     *,
     norms: tuple[torch.Tensor, torch.Tensor] | None = None,
     eps: float = 0.0,
+    interleaved: bool = False,
 ) -> None:
     """Turned queries → `query` [rows, heads, head dim]; turned keys, and values, → their places in the paged KV.
 
     `qkv` [rows, (heads + 2 KV heads) · head dim]. `cosines`, `sines` fp32 [context, turned / 2]: the first `turned`
     elements of a head are turned by halves (Su et al. 2021). `norms`: weights [head dim] of RMS norms over each query
-    and each key, applied first. Rows with position −1 are left alone. KV in 8 bits is rounded here.
+    and each key, applied first. `interleaved`: turned pairs are neighbours, and come out as halves. Rows with position
+    −1 are left alone. KV in 8 bits is rounded here.
     """
     rows, heads = query.shape[:2]
     total = heads + 2 * kv.kv_heads
@@ -216,6 +284,7 @@ def rotate_and_append(
         TURNED=2 * cosines.shape[1],
         HEADS=_HEADS,
         NORMS=norms is not None,
+        INTERLEAVED=interleaved,
         num_warps=4,
         **LAUNCH,
     )
@@ -235,6 +304,7 @@ def _rotate_and_append(
     TURNED: tl.constexpr,
     HEADS: tl.constexpr,
     NORMS: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     wait_for_inputs()
     let_next_begin()
@@ -245,20 +315,26 @@ def _rotate_and_append(
         d = tl.arange(0, DIM_PADDED)
         held = (head < QUERY_HEADS + 2 * KV_HEADS)[:, None] & (d < DIM)[None, :]
         start = qkv + row * qkv_row + head[:, None] * DIM
-        x = tl.load(start + d[None, :], mask=held, other=0.0).to(tl.float32)
-        # The other half of each turned pair, and the sign with which it comes.
+        # Where each element comes from, and the other one of its turned pair.
         half: tl.constexpr = TURNED // 2
         turned = d < TURNED
+        own = d
         partner = tl.where(d < half, d + half, d - half)
+        if INTERLEAVED:
+            own = tl.where(turned, tl.where(d < half, 2 * d, 2 * (d - half) + 1), d)
+            partner = tl.where(d < half, own + 1, own - 1)
         partner = tl.where(turned, partner, d)
+        x = tl.load(start + own[None, :], mask=held, other=0.0).to(tl.float32)
         y = tl.load(start + partner[None, :], mask=held, other=0.0).to(tl.float32)
         is_query = (head < QUERY_HEADS)[:, None]
         is_value = (head >= QUERY_HEADS + KV_HEADS)[:, None]
+        if INTERLEAVED:
+            x = tl.where(is_value, tl.load(start + d[None, :], mask=held, other=0.0).to(tl.float32), x)
         if NORMS:
             scale = tl.rsqrt(tl.sum(x * x, 1) / DIM + eps)[:, None]
             inside = d < DIM
-            query_weight = tl.load(query_norm + d, mask=inside, other=0.0).to(tl.float32)[None, :]
-            key_weight = tl.load(key_norm + d, mask=inside, other=0.0).to(tl.float32)[None, :]
+            query_weight = tl.load(query_norm + own, mask=inside, other=0.0).to(tl.float32)[None, :]
+            key_weight = tl.load(key_norm + own, mask=inside, other=0.0).to(tl.float32)[None, :]
             query_other = tl.load(query_norm + partner, mask=inside, other=0.0).to(tl.float32)[None, :]
             key_other = tl.load(key_norm + partner, mask=inside, other=0.0).to(tl.float32)[None, :]
             x = tl.where(is_value, x, x * scale * tl.where(is_query, query_weight, key_weight))

@@ -78,7 +78,10 @@ FAMILIES: dict[str, ModelFamily] = {
         ModelFamily(STARCODER2, starcoder2),
     )
 }
-MULTIPLIED_PACKED = {"llama", "mistral", "qwen2", "qwen3"}
+MULTIPLIED_PACKED = {
+    *("gemma", "gemma2", "gemma3_text", "glm4", "granite", "llama", "mistral", "olmo2", "qwen2", "qwen3", "seed_oss"),
+    "smollm3",
+}
 """Families whose FP8 and 4-bit weights a GPU multiplies as they are (`engine.execution.cuda`); others are decoded on
 loading."""
 _COPIES_SHARE = 0.25

@@ -130,7 +130,15 @@ class GroupedLinear:
         outputs = self.outputs // 2 if gated else self.outputs
         out = torch.empty(pairs, outputs, dtype=self.dtype, device=x.device)
         hopper.grouped_linear_streamed(
-            x, self.weight, out, tiles, placed=self.placed, scales=self._both(scales), early=early, gated=gated
+            x,
+            self.weight,
+            out,
+            tiles,
+            placed=self.placed,
+            bias=self.bias,
+            scales=self._both(scales),
+            early=early,
+            gated=gated,
         )
         return out
 
@@ -151,8 +159,8 @@ class GroupedLinear:
         device = self.weight.device
         on_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == _HOPPER
         library = on_hopper and self.dtype == torch.bfloat16 and self.bias is None and self.inputs % 16 == 0
-        streamed = on_hopper and hopper is not None and hopper.fits(self.weight, self.bias)
-        gated = streamed and not self.placed and hopper.fits_gated(self.weight)
+        streamed = on_hopper and hopper is not None and hopper.fits(self.weight)
+        gated = streamed and not self.placed and self.bias is None and hopper.fits_gated(self.weight)
         counts = [*_TRIED, _LIBRARY_ROWS * self.experts // 4] if library else _TRIED
         for rows in counts if library or streamed else ():
             x, scales, tiles = self._trial(rows)

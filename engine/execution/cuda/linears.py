@@ -64,6 +64,19 @@ def fp8_weight(product: Linear) -> PackedWeight | None:
     return piece if piece.block == (1, product.inputs) else None
 
 
+Input: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
+"""What a linear layer takes: rows, and their scales where they are e4m3."""
+
+
+def input_memory(like: torch.Tensor, size: int, in_fp8: bool) -> Input:
+    """Memory for inputs of a linear layer, as many rows as `like` has."""
+    rows, device = len(like), like.device
+    if not in_fp8:
+        return torch.empty(rows, size, dtype=like.dtype, device=device), None
+    values = torch.empty(rows, size, dtype=torch.float8_e4m3fn, device=device)
+    return values, torch.empty(rows, dtype=torch.float32, device=device)
+
+
 class ExactLinear:
     """y = x Wᵀ + b, with the weight of a layer of the model. `in_fp8`: both x and W are e4m3, with scales."""
 
@@ -111,9 +124,22 @@ class ExactLinear:
         """
         if streamed:
             return self._by_stream(x, scales, out)
+        return self._in_parts(x, scales, out)
+
+    def _in_parts(self, x: torch.Tensor, scales: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
+        """By the library where it has the bits; of many rows as many as it takes, and then the others."""
         if len(x) in self.library:
             return self._by_library(x, scales, out)
-        return self._by_kernel(x, scales, out)
+        first = max((count for count in self.library if count < len(x)), default=0)
+        if first < _SEVERAL_ROWS:
+            return self._by_kernel(x, scales, out)
+        out = torch.empty(len(x), self.outputs, dtype=self.dtype, device=x.device) if out is None else out
+        for part in (slice(0, first), slice(first, None)):
+            into = out[part]
+            found = self._in_parts(x[part], None if scales is None else scales[part], into)
+            if found is not into:
+                into.copy_(found)
+        return out
 
     def _by_kernel(self, x: torch.Tensor, scales: torch.Tensor | None, out: torch.Tensor | None = None) -> torch.Tensor:
         rows = len(x)
@@ -129,7 +155,7 @@ class ExactLinear:
     def _by_stream(self, x: torch.Tensor, scales: torch.Tensor | None, out: torch.Tensor | None = None) -> torch.Tensor:
         out = torch.empty(len(x), self.outputs, dtype=self.dtype, device=x.device) if out is None else out
         both = None if self._scales is None or scales is None else (scales, self._scales)
-        return hopper.linear_streamed(x, self.weight, out, scales=both)
+        return hopper.linear_streamed(x, self.weight, out, bias=self.bias, scales=both)
 
     def _by_library(
         self, x: torch.Tensor, scales: torch.Tensor | None, out: torch.Tensor | None = None
@@ -152,7 +178,7 @@ class ExactLinear:
     def try_stream(self) -> int:
         """Up to how many rows the kernel for Hopper gives the bits of our other one, on this machine: all or none."""
         fits = hopper is not None and torch.cuda.get_device_capability(self.weight.device)[0] == _HOPPER
-        if not fits or not hopper.fits(self.weight, self.bias):
+        if not fits or not hopper.fits(self.weight):
             return 0
         most = hopper.most_rows(self.weight)
         counts = [count for count in (1, 2, 7, 8, 9, 16, 17, 32, 33, 64) if count <= most]

@@ -1,8 +1,9 @@
 """A decoder of the Llama family computed by fused kernels, from the weights that its layers hold.
 
 Each layer is: norm, Q K V, rotary positions with the KV append, attention, output projection, norm with the residual
-sum, gate and up, activation, down; or in place of the last three, a mixture of experts. All of it is row-wise but the
-attention, and a row has the same bits at every count of rows.
+sum, gate and up, activation, down; or in place of the last three, a mixture of experts. The residual sum takes in norms
+behind the parts of a layer, and factors (`layer_sums`). All of it is row-wise but the attention, and a row has the same
+bits at every count of rows.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from typing import TypeAlias
 import torch
 
 from engine.execution.cuda.experts import FusedExperts, Mixed, unsupported_experts
-from engine.execution.cuda.linears import ExactLinear, exact_linear, fp8_weight
-from engine.kernels.expert_routing import combine_and_norm
+from engine.execution.cuda.layer_sums import FusedHead, Part, normalized
+from engine.execution.cuda.linears import ExactLinear, Input, exact_linear, fp8_weight, input_memory
 from engine.kernels.paged_kv import PagedKv, Scores
 from engine.kernels.rows import quantize_rows, rms_norm, rotate_and_append, silu_mul
 from engine.kv_cache.memory import KvMemory
-from engine.layers.activation import silu_times
+from engine.layers.activation import PLAIN, gelu_tanh_times, silu_times
 from engine.layers.decoder_layer import DecoderLayer
-from engine.layers.feed_forward import FeedForward
+from engine.layers.feed_forward import FeedForward, PlainFeedForward
 from engine.layers.linear import Linear, TiledLinear
 from engine.layers.moe import MixtureOfExperts
-from engine.layers.norm import RmsNorm
+from engine.layers.norm import Norm, RmsNorm
 from engine.layers.rotary import Rotary
 from engine.layers.self_attention import AttentionVariant, SelfAttention
 from engine.models.decoder import Decoder
@@ -39,38 +40,45 @@ _FP8, _FP8_HEADS = "float8_e4m3fn", (64, 128, 256)
 """KV in 8 bits, and the sizes of heads that may be stored so."""
 
 _OPTIONS = frozenset(
-    ("window", "scale", "soft_cap", "qkv_bias", "output_bias", "qk_norm", "plus_one", "sinks", "turned")
-)
+    ("window", "scale", "soft_cap", "qkv_bias", "output_bias", "qk_norm", "plus_one", "sinks", "interleaved", "turned",
+     "wide_norms")
+)  # fmt: skip
 """The options of `AttentionVariant` that the kernels compute. They would pass over any other."""
 
 _WITH_E4M3 = (8, 9)
 """The first GPUs that compute in e4m3: Ada."""
 _NO_E4M3 = "the device does not compute in e4m3"
 
+_GELU = frozenset((gelu_tanh_times, PLAIN["gelu_pytorch_tanh"], PLAIN["gelu_new"]))
+_ACTIVATIONS = _GELU | {silu_times, PLAIN["silu"]}
+"""Those that the kernels compute."""
+
 Attend: TypeAlias = Callable[["FusedLayer", torch.Tensor, torch.Tensor], None]
 """Writes the attention of a layer's queries [rows, heads, head dim] to the second tensor of the same shape."""
 
 
 class FusedFeedForward:
-    """The feed-forward part of a layer that is dense."""
+    """The feed-forward part of a layer that is dense; without gates up stands for gate and up."""
 
-    def __init__(self, mlp: FeedForward) -> None:
-        self.gate_up, self.down = exact_linear(mlp.gate_up), exact_linear(mlp.down)
+    def __init__(self, mlp: FeedForward | PlainFeedForward) -> None:
+        self.gate_up = exact_linear(mlp.gate_up if isinstance(mlp, FeedForward) else mlp.up)
+        self.down = exact_linear(mlp.down)
         self.in_fp8 = self.gate_up.in_fp8
+        self._gelu = mlp.activation in _GELU
 
     def __call__(self, x: torch.Tensor, scales: torch.Tensor | None, *, streamed: bool, ahead: bool) -> torch.Tensor:
         """[rows, hidden] → the same. `streamed`, `ahead`: see `FusedDecoder`."""
         gate_up = self.gate_up(x, scales, streamed=streamed)
-        acted, acted_scales = _input_memory(gate_up, self.down.inputs, self.down.in_fp8)
-        silu_mul(gate_up, acted, scales=acted_scales, ahead=ahead)
+        acted, acted_scales = input_memory(gate_up, self.down.inputs, self.down.in_fp8)
+        silu_mul(gate_up, acted, scales=acted_scales, ahead=ahead, gelu=self._gelu)
         return self.down(acted, acted_scales, streamed=streamed)
 
 
 @dataclass(frozen=True)
 class FusedLayer:
-    """One layer's weights, and where its KV lies."""
+    """One layer's weights, and where its KV lies. What is not said here is as `DecoderLayer` has it."""
 
-    attention_norm: RmsNorm
+    attention_norm: Norm | None
     qkv: ExactLinear
     qk_norms: tuple[RmsNorm, RmsNorm] | None
     cosines: torch.Tensor
@@ -79,8 +87,12 @@ class FusedLayer:
     kv: PagedKv
     scores: Scores
     output: ExactLinear
-    mlp_norm: RmsNorm
+    mlp_norm: Norm | None
     mlp: FusedFeedForward | FusedExperts
+    variant: AttentionVariant
+    out_norms: tuple[RmsNorm | None, RmsNorm | None]
+    factor: float
+    parallel: bool
 
 
 @dataclass(frozen=True)
@@ -96,10 +108,8 @@ class Rows:
 
 def unsupported(decoder: Decoder, device: torch.device) -> str | None:
     """Why a model cannot be computed by these kernels on this device; None if it can."""
-    if decoder.embedding_scale is not None or decoder.head.cap is not None or decoder.head.divisor != 1.0:
-        return "embeddings or logits are scaled"
     e4m3 = device.type != "cuda" or torch.cuda.get_device_capability(device) >= _WITH_E4M3
-    computed = str(decoder.norm.weight.dtype).removeprefix("torch.")
+    computed = str(decoder.embedding.weight.dtype).removeprefix("torch.")
     for group in decoder.groups:
         in_fp8 = group.dtype == _FP8 and computed == "bfloat16" and group.head_dim in _FP8_HEADS
         if group.kind == "latent" or not (group.dtype == computed or in_fp8):
@@ -113,10 +123,13 @@ def unsupported(decoder: Decoder, device: torch.device) -> str | None:
 
 def _unsupported_layer(layer: DecoderLayer, e4m3: bool) -> str | None:
     attention, mlp = layer.attention, layer.mlp
-    if not isinstance(attention, SelfAttention) or not isinstance(mlp, FeedForward | MixtureOfExperts):
+    if not isinstance(attention, SelfAttention) or not isinstance(
+        mlp, FeedForward | PlainFeedForward | MixtureOfExperts
+    ):
         return f"layers have {type(attention).__name__} and {type(mlp).__name__}"
-    # A mixture of experts adds nothing to h itself, with us neither.
-    if layer.out_norms is not None or layer.shared is not None or layer.fused_sums is isinstance(mlp, MixtureOfExperts):
+    # What experts add to h is summed up in one kernel, which knows neither norms nor factors.
+    mixes = isinstance(mlp, MixtureOfExperts)
+    if layer.shared is not None or (mixes and (layer.out_norms or layer.parallel or layer.factor != 1.0)):
         return "layers add up their parts otherwise"
     unknown = _options(attention.variant) - _OPTIONS
     if unknown:
@@ -126,10 +139,10 @@ def _unsupported_layer(layer: DecoderLayer, e4m3: bool) -> str | None:
         reason = unsupported_experts(mlp, lambda product: _unsupported_product(product, e4m3))
         if reason is not None:
             return reason
-    elif mlp.activation is not silu_times:
-        return "the activation is not SiLU"
+    elif mlp.activation not in _ACTIVATIONS:
+        return "the activation is neither SiLU nor GELU by tanh"
     else:
-        products += [mlp.gate_up, mlp.down]
+        products += [mlp.gate_up if isinstance(mlp, FeedForward) else mlp.up, mlp.down]
     return next((reason for product in products if (reason := _unsupported_product(product, e4m3)) is not None), None)
 
 
@@ -159,17 +172,15 @@ class FusedDecoder:
         self.heads, self.head_dim, self.vocabulary = config.heads, config.head_dim, config.vocabulary
         self.embedding = decoder.embedding.weight
         self.device = self.embedding.device
-        assert isinstance(decoder.norm, RmsNorm)
+        self.embedding_scale = decoder.embedding_scale
         self.norm = decoder.norm
-        self.head = ExactLinear(decoder.head.linear)
+        self.head = FusedHead(decoder.head)
         tables: dict[Rotary, tuple[torch.Tensor, torch.Tensor]] = {}
         self.layers = []
         for layer in decoder.layers:
             attention, mlp = layer.attention, layer.mlp
             assert isinstance(attention, SelfAttention)
-            assert isinstance(mlp, FeedForward | MixtureOfExperts)
-            assert isinstance(layer.attention_norm, RmsNorm)
-            assert isinstance(layer.mlp_norm, RmsNorm)
+            assert isinstance(mlp, FeedForward | PlainFeedForward | MixtureOfExperts)
             if attention.rotary not in tables:
                 cosines, sines = attention.rotary.exact_tables()
                 tables[attention.rotary] = cosines.to(self.device), sines.to(self.device)
@@ -181,6 +192,7 @@ class FusedDecoder:
                     layer.attention_norm, exact_linear(attention.qkv), attention.norms, *tables[attention.rotary],
                     slot.group, PagedKv(memory.data, slot.layer), scores, exact_linear(attention.output),
                     layer.mlp_norm, FusedExperts(mlp) if isinstance(mlp, MixtureOfExperts) else FusedFeedForward(mlp),
+                    attention.variant, layer.out_norms or (None, None), layer.factor, layer.parallel,
                 )
             )  # fmt: skip
 
@@ -205,55 +217,50 @@ class FusedDecoder:
         `streamed`: products begin before their inputs are there; that of the head as well, where it can.
         """
         h = self.embedding.index_select(0, rows.tokens)
+        if self.embedding_scale is not None:
+            h = h * self.embedding_scale
         count, ahead = len(h), streamed
-        plus: torch.Tensor | Mixed | None = None
+        plus: Part | Mixed | None = None
         for layer in self.layers:
-            normal = _normalized(h, layer.attention_norm, plus, layer.qkv.in_fp8, ahead)
-            qkv = layer.qkv(*normal, streamed=streamed)
-            query = torch.empty(count, self.heads, self.head_dim, dtype=h.dtype, device=h.device)
-            norms = None if layer.qk_norms is None else (layer.qk_norms[0].weight, layer.qk_norms[1].weight)
-            rotate_and_append(
-                qkv, query, layer.kv, layer.cosines, layer.sines, rows.positions, rows.tables,
-                rows.block_tables[layer.group], norms=norms,
-                eps=0.0 if layer.qk_norms is None else layer.qk_norms[0].eps,
-            )  # fmt: skip
-            mixed = torch.empty_like(query)
-            attend(layer, query, mixed)
-            plus = layer.output(*_as_input(mixed.view(count, -1), layer.output.in_fp8, ahead), streamed=streamed)
+            normal = normalized(h, layer.attention_norm, plus, layer.qkv.in_fp8, ahead)
+            mixed = self._attention(layer, layer.qkv(*normal, streamed=streamed), rows, attend)
+            part = layer.output(*_as_input(mixed.view(count, -1), layer.output.in_fp8, ahead), streamed=streamed)
             mlp = layer.mlp
+            if layer.parallel:
+                assert isinstance(mlp, FusedFeedForward)
+                plus = Part(part.add_(mlp(*normal, streamed=streamed, ahead=ahead)), None, 1.0)
+                continue
+            plus = Part(part, layer.out_norms[0], layer.factor)
             if isinstance(mlp, FusedExperts):
-                plus = mlp(_normalized(h, layer.mlp_norm, plus, False, False)[0], rows.positions)
+                plus = mlp(normalized(h, layer.mlp_norm, plus, False, False)[0], rows.positions)
             else:
-                normal = _normalized(h, layer.mlp_norm, plus, mlp.in_fp8, ahead)
-                plus = mlp(*normal, streamed=streamed, ahead=ahead)
-        return _normalized(h, self.norm, plus, False, ahead and self.head.streamed_rows >= count)[0]
+                normal = normalized(h, layer.mlp_norm, plus, mlp.in_fp8, ahead)
+                plus = Part(mlp(*normal, streamed=streamed, ahead=ahead), layer.out_norms[1], layer.factor)
+        return normalized(h, self.norm, plus, False, ahead and self.head.streamed_rows >= count)[0]
 
-
-Input: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
-"""What a linear layer takes: rows, and their scales where they are e4m3."""
-
-
-def _input_memory(like: torch.Tensor, size: int, in_fp8: bool) -> Input:
-    rows, device = len(like), like.device
-    if not in_fp8:
-        return torch.empty(rows, size, dtype=like.dtype, device=device), None
-    values = torch.empty(rows, size, dtype=torch.float8_e4m3fn, device=device)
-    return values, torch.empty(rows, dtype=torch.float32, device=device)
-
-
-def _normalized(h: torch.Tensor, norm: RmsNorm, plus: torch.Tensor | Mixed | None, in_fp8: bool, ahead: bool) -> Input:
-    out, scales = _input_memory(h, h.shape[1], in_fp8)
-    if isinstance(plus, Mixed):
-        combine_and_norm(h, plus.results, plus.routes, norm.weight, norm.eps, out, scales=scales, ahead=ahead)
-        return out, scales
-    rms_norm(h, norm.weight, norm.eps, out, plus=plus, scales=scales, ahead=ahead)
-    return out, scales
+    def _attention(self, layer: FusedLayer, qkv: torch.Tensor, rows: Rows, attend: Attend) -> torch.Tensor:
+        """The attention of these queries, keys and values, which are stored: [rows, heads, head dim]."""
+        query = torch.empty(len(qkv), self.heads, self.head_dim, dtype=qkv.dtype, device=qkv.device)
+        norms = layer.qk_norms
+        if norms is not None and layer.variant.wide_norms:
+            first = self.heads * self.head_dim
+            for norm, part in zip(norms, (qkv[:, :first], qkv[:, first : first + norms[1].shape[0]]), strict=True):
+                rms_norm(part, norm.weight, norm.eps, part)
+            norms = None
+        rotate_and_append(
+            qkv, query, layer.kv, layer.cosines, layer.sines, rows.positions, rows.tables,
+            rows.block_tables[layer.group], norms=None if norms is None else (norms[0].weight, norms[1].weight),
+            eps=0.0 if norms is None else norms[0].eps, interleaved=layer.variant.interleaved,
+        )  # fmt: skip
+        mixed = torch.empty_like(query)
+        attend(layer, query, mixed)
+        return mixed
 
 
 def _as_input(x: torch.Tensor, in_fp8: bool, ahead: bool) -> Input:
     if not in_fp8:
         return x, None
-    out, scales = _input_memory(x, x.shape[1], in_fp8)
+    out, scales = input_memory(x, x.shape[1], in_fp8)
     assert scales is not None
     quantize_rows(x, out, scales, ahead=ahead)
     return out, scales

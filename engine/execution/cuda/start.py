@@ -31,7 +31,7 @@ from protocol.requests import Sampling
 logger = structlog.get_logger("engine.cuda")
 
 _PROBE_TOKENS = 700
-"""A probe has keys of several splits, the last of which is not whole."""
+"""A probe has keys of several splits, the last of which is not whole; behind a window, as far as a step reaches."""
 _APART = 5
 """Rows of a decode step stand at so many positions."""
 
@@ -145,7 +145,8 @@ def compile_draws(runner: CudaRunner) -> None:
 
 def rows_keep_their_bits(runner: CudaRunner) -> bool:
     """Whether tokens of a sequence have the same logits in one pass, in several, and decoded in every size of step."""
-    probe = Probe(runner, _PROBE_TOKENS)
+    beyond = max(runner.steps.windows) + _PROBE_TOKENS
+    probe = Probe(runner, max(_PROBE_TOKENS, min(beyond, runner.sizes.budget)))
     whole = probe.prefill([0])
     last = probe.length
     for cuts in ([0, last // 3], [0, last - 1], [0, 64, last // 2 + 1, last - 2]):

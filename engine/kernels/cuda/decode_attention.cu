@@ -7,7 +7,8 @@
 // Products are turned round: keys, and elements of values, are the rows of matrix instructions, and the queries of an
 // item are their eight columns. `IN_FP8`: see `stored_in_fp8.py`.
 //
-// Defined when it is compiled: HEADS, KV_HEADS, IN_FP8, WARPS of a block, UNITS of a ring.
+// Defined when it is compiled: HEADS, KV_HEADS, DIM (128 or 256), IN_FP8, WINDOW (0 for none), WARPS of a block, UNITS of
+// a ring.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -17,14 +18,13 @@ typedef unsigned long long u64;
 #define DEVICE __device__ __forceinline__
 
 constexpr int GROUP = HEADS / KV_HEADS;
-constexpr int DIM = 128;
 constexpr int KEYS = 64;
 constexpr int LINE = 128;  // the copy engine swizzles chunks of 16 bytes within lines of so many
-constexpr int KEY_LINES = IN_FP8 ? 1 : 2;
-constexpr int SCALES = KEYS * LINE;  // where scales lie in a unit
-constexpr int UNIT_BYTES = IN_FP8 ? SCALES + KEYS * 4 : KEYS * KEY_LINES * LINE;
+constexpr int KEY_LINES = DIM * (IN_FP8 ? 1 : 2) / LINE;
+constexpr int SCALES = KEYS * KEY_LINES * LINE;  // where scales lie in a unit
+constexpr int UNIT_BYTES = SCALES + (IN_FP8 ? KEYS * 4 : 0);
 constexpr int SLOT_BYTES = (UNIT_BYTES + 1023) / 1024 * 1024;  // the swizzle repeats after 1,024 bytes
-constexpr int K_STEPS = DIM / 16;
+constexpr int K_STEPS = DIM / 16;  // also tiles of the elements of values
 constexpr float HIDDEN = -1e30f;
 constexpr u32 ALL = 0xffffffffu;
 
@@ -136,6 +136,7 @@ struct Pair {
     int place, requests, split, more, begin, end, row, position, block;
     const int *table;
 
+    DEVICE int first() const { return __reduce_min_sync(ALL, position); }
     DEVICE int last() const { return __reduce_max_sync(ALL, position); }
     DEVICE int blocks() const { return (min(end, last() + 1) - begin + KEYS - 1) / KEYS; }
 };
@@ -178,6 +179,12 @@ struct Warp {
             next.table = given.block_tables + (long long)given.table_rows[leader] * given.table_row
                 + next.begin / KEYS;
         } else if (asked == 3) {
+            if (WINDOW) {
+                // Before here no row sees anything.
+                const int begin = max(next.begin, max(next.first() - WINDOW + 1, 0) / KEYS * KEYS);
+                next.table += (begin - next.begin) / KEYS;
+                next.begin = begin;
+            }
             next.block = lane < next.blocks() ? next.table[lane] : 0;
         } else {
             return;
@@ -272,21 +279,22 @@ DEVICE void score(float (&scores)[4][4], u32 slot, const u32 (&query)[K_STEPS][2
                 + (((g >> 2) * 16 + (g & 3) * 4) ^ (i >> 1) * 16);
             const float one = load_shared(scale), other = load_shared(scale + 32);
             const u32 factors[2] = {factors_of(one, one), factors_of(other, other)};
-            u32 pairs[4][4];
+            constexpr int HALF = K_STEPS / 2;
+            u32 pairs[HALF][4];
 #pragma unroll
-            for (int c = 0; c < 4; ++c) load_matrices(pairs[c], tile + place(key, 2 * c + upper));
+            for (int c = 0; c < HALF; ++c) load_matrices(pairs[c], tile + place(key, 2 * c + upper));
 #pragma unroll
-            for (int c = 0; c < 8; ++c) {
+            for (int c = 0; c < K_STEPS; ++c) {
                 u32 keys[4];
 #pragma unroll
                 for (int j = 0; j < 4; ++j)
-                    keys[j] = c < 4 ? widen_lower(pairs[c & 3][j], factors[j & 1])
-                                    : widen_upper(pairs[c & 3][j], factors[j & 1]);
+                    keys[j] = c < HALF ? widen_lower(pairs[c % HALF][j], factors[j & 1])
+                                       : widen_upper(pairs[c % HALF][j], factors[j & 1]);
                 multiply(scores[i], keys, query[c]);
             }
         } else {
 #pragma unroll
-            for (int c = 0; c < 8; ++c) {
+            for (int c = 0; c < K_STEPS; ++c) {
                 u32 keys[4];
                 load_matrices(keys, tile + place(key, 2 * c + upper));
                 multiply(scores[i], keys, query[c]);
@@ -296,7 +304,7 @@ DEVICE void score(float (&scores)[4][4], u32 slot, const u32 (&query)[K_STEPS][2
 }
 
 // Add the values of a unit, weighted: tile i of `out` has the elements 16 · i to 16 · i + 15.
-DEVICE void add_values(float (&out)[8][4], u32 slot, const u32 (&weights)[4][2], int lane) {
+DEVICE void add_values(float (&out)[K_STEPS][4], u32 slot, const u32 (&weights)[4][2], int lane) {
     const int key = (lane & 7) + ((lane & 16) >> 1), upper = lane >> 3 & 1, t = lane & 3;
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
@@ -309,7 +317,7 @@ DEVICE void add_values(float (&out)[8][4], u32 slot, const u32 (&weights)[4][2],
             factors[1] = factors_of(load_shared(scale + 32), load_shared(scale + 36));
         }
 #pragma unroll
-        for (int i = 0; i < (IN_FP8 ? 4 : 8); ++i) {
+        for (int i = 0; i < (IN_FP8 ? K_STEPS / 2 : K_STEPS); ++i) {
             u32 words[4];
             load_turned(words, tile + place(key, 2 * i + upper));
             if (IN_FP8) {
@@ -320,7 +328,7 @@ DEVICE void add_values(float (&out)[8][4], u32 slot, const u32 (&weights)[4][2],
                     higher[j] = widen_upper(words[j], factors[j >> 1]);
                 }
                 multiply(out[i], lower, weights[c]);
-                multiply(out[i + 4 & 7], higher, weights[c]);
+                multiply(out[(i + K_STEPS / 2) % K_STEPS], higher, weights[c]);
             } else {
                 multiply(out[i], words, weights[c]);
             }
@@ -343,35 +351,36 @@ DEVICE void attend(Warp &warp, const Pair &pair, int kv_head) {
     }
     // Of the columns 2t and 2t + 1: what the splits before this one come to.
     float all_tops[2] = {HIDDEN, HIDDEN}, all_totals[2] = {0.0f, 0.0f};
-    const int first_position = __reduce_min_sync(ALL, pair.position), last_position = pair.last();
+    const int first_position = pair.first(), last_position = pair.last();
     const int stop = min(pair.end, last_position + 1);
     int start = pair.begin;
     for (int split = pair.split; start < stop; ++split) {
         const int end = min(given.bounds[split + 1], stop);
         // Of the same columns: the largest score so far, for each key the sum of its weights, and weighted values.
-        float tops[2] = {HIDDEN, HIDDEN}, weights[4][4], out[8][4];
+        float tops[2] = {HIDDEN, HIDDEN}, weights[4][4], out[K_STEPS][4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) weights[i][j] = 0.0f;
 #pragma unroll
-            for (int i = 0; i < 8; ++i) out[i][j] = 0.0f;
+            for (int i = 0; i < K_STEPS; ++i) out[i][j] = 0.0f;
         }
         for (; start < end; start += KEYS) {
             float scores[4][4], shrink[2];
             score(scores, warp.unit(), query, lane);
             warp.release();
-            // The last key that a column sees, from this thread's first one.
-            int seen[2];
-            const bool masked = start + KEYS > first_position + 1;
+            // The last key that a column sees, from this thread's first one; with a window, those up to `old` are not.
+            int seen[2], old[2];
+            const bool masked = start + KEYS > first_position + 1 || (WINDOW && start <= last_position - WINDOW);
             if (masked) {
 #pragma unroll
                 for (int j = 0; j < 2; ++j) {
                     seen[j] = __shfl_sync(ALL, pair.position, t * 2 + j) - start - g;
+                    old[j] = WINDOW ? seen[j] - WINDOW : -KEYS;
 #pragma unroll
                     for (int i = 0; i < 4; ++i) {
-                        if (i * 16 > seen[j]) scores[i][j] = HIDDEN;
-                        if (i * 16 + 8 > seen[j]) scores[i][j + 2] = HIDDEN;
+                        if (i * 16 > seen[j] || i * 16 <= old[j]) scores[i][j] = HIDDEN;
+                        if (i * 16 + 8 > seen[j] || i * 16 + 8 <= old[j]) scores[i][j + 2] = HIDDEN;
                     }
                 }
             }
@@ -395,9 +404,11 @@ DEVICE void attend(Warp &warp, const Pair &pair, int kv_head) {
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
 #pragma unroll
-                    for (int j = 0; j < 4; ++j)
+                    for (int j = 0; j < 4; ++j) {
+                        const int key = i * 16 + (j >> 1) * 8;
                         // Where nothing was seen yet, the top is itself a hidden score.
-                        if (i * 16 + (j >> 1) * 8 > seen[j & 1]) scores[i][j] = 0.0f;
+                        if (key > seen[j & 1] || key <= old[j & 1]) scores[i][j] = 0.0f;
+                    }
             }
             u32 packed[4][2];
 #pragma unroll
@@ -408,7 +419,7 @@ DEVICE void attend(Warp &warp, const Pair &pair, int kv_head) {
                 for (int j = 0; j < 2; ++j) packed[i][j] = turn(pack(scores[i][2 * j], scores[i][2 * j + 1]));
             }
 #pragma unroll
-            for (int i = 0; i < 8; ++i)
+            for (int i = 0; i < K_STEPS; ++i)
 #pragma unroll
                 for (int j = 0; j < 4; ++j) out[i][j] = __fmul_rn(out[i][j], shrink[j & 1]);
             const u32 slot = warp.unit();
@@ -444,11 +455,11 @@ DEVICE void attend(Warp &warp, const Pair &pair, int kv_head) {
             float *const to = given.outs + at * DIM + g;
             if (r >= rows) continue;
             if (end == stop && g == 0) given.tops[at] = top, given.totals[at] = all_totals[j];
-            float before[16];
+            float before[2 * K_STEPS];
 #pragma unroll
-            for (int i = 0; i < 16; ++i) before[i] = split > pair.split ? to[i * 8] : 0.0f;
+            for (int i = 0; i < 2 * K_STEPS; ++i) before[i] = split > pair.split ? to[i * 8] : 0.0f;
 #pragma unroll
-            for (int i = 0; i < 16; ++i)
+            for (int i = 0; i < 2 * K_STEPS; ++i)
                 to[i * 8] = __fmaf_rn(before[i], shrink, __fmul_rn(out[i >> 1][j + (i & 1) * 2], split_shrink));
         }
     }

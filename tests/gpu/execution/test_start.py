@@ -19,6 +19,7 @@ from engine.execution.cuda.probe import Probe
 from engine.execution.cuda.runner import CudaRunner
 from engine.execution.cuda.start import cuda_runner
 from engine.execution.model_runner import Sizes
+from engine.layers.activation import gelu_times
 from engine.layers.decoder_layer import DecoderLayer
 from engine.layers.loader import Loader
 from engine.layers.moe import MixtureOfExperts, Router, TopExperts
@@ -108,13 +109,26 @@ class ChunkedAttention(AttentionVariant):
 
 def with_norms_behind(load: Loader, index: int, variant: AttentionVariant) -> DecoderLayer:
     layer = llama_layer(load, index, variant)
-    layer.out_norms = layer.attention_norm, layer.mlp_norm
+    layer.out_norms, layer.fused_sums = (layer.attention_norm, layer.mlp_norm), False
     return layer
 
 
-def with_experts(router: Router) -> Callable[[Loader, int, AttentionVariant], DecoderLayer]:
+def with_shared_experts(load: Loader, index: int, variant: AttentionVariant) -> DecoderLayer:
+    layer = llama_layer(load, index, variant)
+    layer.shared = layer.mlp
+    return layer
+
+
+def with_another_activation(load: Loader, index: int, variant: AttentionVariant) -> DecoderLayer:
+    layer = llama_layer(load, index, variant)
+    layer.mlp.activation = gelu_times
+    return layer
+
+
+def with_experts(router: Router, factor: float = 1.0) -> Callable[[Loader, int, AttentionVariant], DecoderLayer]:
     def build(load: Loader, index: int, variant: AttentionVariant) -> DecoderLayer:
         layer = llama_layer(load, index, variant)
+        layer.factor = factor
         layer.mlp, layer.fused_sums = MixtureOfExperts(layer.attention.output, router, [layer.mlp]), False
         return layer
 
@@ -133,10 +147,13 @@ def with_sums_apart(load: Loader, index: int, variant: AttentionVariant) -> Deco
         (llama_layer, AttentionVariant(window=8, scale=0.5, soft_cap=30.0), None),
         (llama_layer, ChunkedAttention(), None),
         (llama_layer, ChunkedAttention(chunk=8), "attention has the option chunk"),
-        (with_norms_behind, AttentionVariant(), "layers add up their parts otherwise"),
-        (with_sums_apart, AttentionVariant(), "layers add up their parts otherwise"),
+        (with_norms_behind, AttentionVariant(), None),
+        (with_sums_apart, AttentionVariant(), None),
+        (with_shared_experts, AttentionVariant(), "layers add up their parts otherwise"),
+        (with_another_activation, AttentionVariant(), "the activation is neither SiLU nor GELU by tanh"),
         (with_experts(lambda x: (x, x)), AttentionVariant(), "experts are chosen by groups or by a bias"),
         (with_experts(TopExperts(1, normalize=True)), AttentionVariant(), None),
+        (with_experts(TopExperts(1, normalize=True), 0.5), AttentionVariant(), "layers add up their parts otherwise"),
     ],
 )
 def test_what_the_kernels_would_pass_over_is_left_to_stock_operations(

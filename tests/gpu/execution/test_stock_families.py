@@ -22,7 +22,7 @@ from tests.engine.conftest import Bench, Families, Run, generate
 from tests.engine.families import write_family
 
 PROMPT = [(7 * i * i + 3 * i) % 131 for i in range(200)]
-FAMILIES = ["mixtral", "deepseek v3", "gemma2"]
+FAMILIES = ["mixtral", "deepseek v3", "qwen2 moe"]
 DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
 STEPS = 12
 

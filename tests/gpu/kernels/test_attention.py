@@ -50,6 +50,10 @@ CASES = [  # fp32 and fp16, with and without a window, a cap and sinks, one and 
     pytest.param(
         Case(heads=28, kv_heads=4, dim=128, dtype=torch.bfloat16, scores=Scores(0.1, window=100)), marks=pytest.mark.gpu
     ),
+    *(
+        pytest.param(Case(heads=8, kv_heads=4, dim=256, dtype=torch.bfloat16, scores=scores), marks=pytest.mark.gpu)
+        for scores in (Scores(1 / 16), Scores(1 / 16, window=100), Scores(1 / 15, window=70, soft_cap=50.0))
+    ),
 ]
 
 

@@ -17,7 +17,7 @@ from tests.gpu.kernels.interpreter import DEVICE
 pytestmark = pytest.mark.gpu
 
 LENGTHS = (1, 63, 64, 65, 128, 255, 256, 257, 300, 700, 1_100, 2_100, 40, 641, 642, 643, 644, 2_500)
-LAYERS, LAYER, DIM = 2, 1, 128
+LAYERS, LAYER = 2, 1
 SCORES = Scores(0.1)
 
 
@@ -31,7 +31,10 @@ class Pool:
     What no sequence may read is NaN.
     """
 
-    def __init__(self, heads: int, kv_heads: int, in_fp8: bool, first: int = 0) -> None:
+    def __init__(
+        self, heads: int, kv_heads: int, in_fp8: bool, first: int = 0, dim: int = 128, scores: Scores = SCORES
+    ) -> None:
+        self.scores = scores
         chance = random.Random(1)
         torch.manual_seed(1)
         blocks = sum(-(-length // 64) for length in LENGTHS) + 5
@@ -43,27 +46,29 @@ class Pool:
             [*prefix, *(free.pop() for _ in range(-(-length // 64) - len(prefix)))]
             for prefix, length in zip(prefixes, LENGTHS, strict=True)
         ]
-        vector = DIM + 4 if in_fp8 else DIM
+        vector = dim + 4 if in_fp8 else dim
         kind = torch.uint8 if in_fp8 else torch.bfloat16
         data = torch.empty(first + blocks, LAYERS, 2, kv_heads, 64, vector, dtype=kind, device=DEVICE)
         used = data[first:]
         if in_fp8:
             used.random_(0, 256)
             used[(used & 0x7F) == 0x7F] = 1  # NaN
-            scales = torch.randint(-14, -4, (*used.shape[:4], 64), device=DEVICE).float().exp2()
-            used.flatten(-2).view(torch.float32)[..., 64 * DIM // 4 :] = scales
+            factors = torch.randint(-14, -4, (*used.shape[:4], 64), device=DEVICE).float().exp2()
+            used.flatten(-2).view(torch.float32)[..., 64 * dim // 4 :] = factors
         else:
             used.normal_()
-        for block in {*range(first, first + blocks)} - {block for table in self.tables for block in table}:
+        begins = [max(0, length - scores.window) // 64 if scores.window else 0 for length in LENGTHS]
+        seen = {block for table, begin in zip(self.tables, begins, strict=True) for block in table[begin:]}
+        for block in {*range(first, first + blocks)} - seen:
             data[block].view(torch.uint8).fill_(0xFF)
         for table, length in zip(self.tables, LENGTHS, strict=True):
             behind = data[table[-1]].flatten(-2)
             within = (length - 1) % 64 + 1
-            behind[..., within * DIM : 64 * DIM].view(torch.uint8).fill_(0xFF)
+            behind[..., within * dim : 64 * dim].view(torch.uint8).fill_(0xFF)
             if in_fp8:
-                behind[..., 64 * DIM + within * 4 :].fill_(0xFF)
+                behind[..., 64 * dim + within * 4 :].fill_(0xFF)
         self.kv = PagedKv(data, LAYER)
-        self.query = torch.randn(len(LENGTHS), heads, DIM, dtype=torch.bfloat16, device=DEVICE) * 2
+        self.query = torch.randn(len(LENGTHS), heads, dim, dtype=torch.bfloat16, device=DEVICE) * 2
         self.bounds = ints(split_bounds(max(LENGTHS)))
 
     def batch(self, rows: list[int]) -> DecodeBatch:
@@ -77,21 +82,31 @@ class Pool:
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
         """The partial results as they lie in memory that was NaN before, and the attention."""
         query = self.query[rows].contiguous()
-        attention = DecodeAttention(len(rows), query.shape[1], self.kv, self.bounds, scores=SCORES if hopper else None)
+        scores = self.scores
+        attention = DecodeAttention(len(rows), query.shape[1], self.kv, self.bounds, scores=scores if hopper else None)
         assert (attention.small_items is not None) == hopper
         partial = [attention._tops, attention._totals, attention._outs]
         for result in partial:
             result.fill_(torch.nan)
         out = torch.full(query.shape, torch.nan, dtype=torch.float32, device=DEVICE)
-        attention.plan(self.batch(rows), limit=limit, folded=folded)
-        attention(query, self.kv, self.batch(rows), SCORES, out)
+        attention.plan(self.batch(rows), window=scores.window, limit=limit, folded=folded)
+        attention(query, self.kv, self.batch(rows), scores, out)
         return [result.view(torch.int32) for result in partial], out
 
 
 @pytest.mark.parametrize("in_fp8", [False, True])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (28, 4), (16, 2)])
-def test_small_items_have_the_bits_of_the_triton_kernel(heads: int, kv_heads: int, in_fp8: bool) -> None:
-    pool = Pool(heads, kv_heads, in_fp8)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "window"),
+    [
+        *((32, 8, 128, 0), (28, 4, 128, 0), (16, 2, 128, 0), (32, 8, 128, 300)),
+        *((16, 8, 256, 0), (8, 1, 256, 100), (16, 8, 256, 1_024)),
+    ],
+)
+def test_small_items_have_the_bits_of_the_triton_kernel(
+    heads: int, kv_heads: int, dim: int, window: int, in_fp8: bool
+) -> None:
+    """With a window, what lies before it is another's."""
+    pool = Pool(heads, kv_heads, in_fp8, dim=dim, scores=Scores(0.1, window=window))
     every = list(range(len(LENGTHS)))
     for rows in (every, every[5:14]):
         for limit in (1, 2, None):
@@ -102,9 +117,10 @@ def test_small_items_have_the_bits_of_the_triton_kernel(heads: int, kv_heads: in
             assert torch.equal(same, attention)
 
 
+@pytest.mark.parametrize("dim", [128, 256])
 @pytest.mark.parametrize("in_fp8", [False, True])
-def test_splits_folded_by_their_warp_are_those_that_the_merge_folds(in_fp8: bool) -> None:
-    pool = Pool(32, 8, in_fp8)
+def test_splits_folded_by_their_warp_are_those_that_the_merge_folds(in_fp8: bool, dim: int) -> None:
+    pool = Pool(32, 8, in_fp8, dim=dim)
     rows = list(range(len(LENGTHS)))
     _, expected = pool.results(rows, None, hopper=False)
     for folded in (2, 5, 8):
@@ -115,7 +131,7 @@ def test_splits_folded_by_their_warp_are_those_that_the_merge_folds(in_fp8: bool
 
 @pytest.mark.parametrize("in_fp8", [False, True])
 def test_blocks_may_lie_further_away_than_32_bits_reach(in_fp8: bool) -> None:
-    block = LAYERS * 2 * 8 * 64 * (DIM + 4 if in_fp8 else DIM)
+    block = LAYERS * 2 * 8 * 64 * (132 if in_fp8 else 128)
     pool = Pool(32, 8, in_fp8, first=2**32 // block + 1)
     rows = list(range(len(LENGTHS)))
     assert torch.equal(pool.results(rows, None, hopper=True)[1], pool.results(rows, None, hopper=False)[1])
@@ -124,7 +140,7 @@ def test_blocks_may_lie_further_away_than_32_bits_reach(in_fp8: bool) -> None:
 def test_what_is_not_finite_stays_so() -> None:
     pool = Pool(32, 8, in_fp8=True)
     scales = pool.kv.data.flatten(-2).view(torch.float32)
-    scales[pool.tables[9][0], LAYER, 0, 2, 64 * DIM // 4 + 7] = torch.nan
+    scales[pool.tables[9][0], LAYER, 0, 2, 64 * 128 // 4 + 7] = torch.nan
     rows = list(range(len(LENGTHS)))
     expected = pool.results(rows, 1, hopper=False)[1].isnan()
     assert expected[9, 8:12].all()
@@ -134,7 +150,7 @@ def test_what_is_not_finite_stays_so() -> None:
 def test_other_kinds_are_left_to_triton() -> None:
     kv = Pool(32, 8, in_fp8=False).kv
     assert fits(32, kv, SCORES)
-    assert not fits(32, kv, Scores(0.1, window=64))
+    assert fits(32, kv, Scores(0.1, window=64))
     assert not fits(32, kv, Scores(0.1, soft_cap=30.0))
     assert not fits(16 * 8, kv, SCORES)
     assert not fits(32, PagedKv(kv.data.half(), LAYER), SCORES)

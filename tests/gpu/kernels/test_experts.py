@@ -275,6 +275,12 @@ def test_a_row_has_the_bits_of_its_expert_alone(
                         out = x.new_full((rows * ranks, outputs // 2), torch.nan)
                         grouped_linear_streamed(placed, weight, out, routes.tiles, early=early, gated=True)
                         assert torch.equal(out[routes.places.flatten().long()], activated), (rows, high)
+                if LEAST_HIGH <= high <= 64:
+                    bias = torch.randn(experts, outputs, device=DEVICE, dtype=torch.bfloat16)
+                    both = [x.new_full((rows * ranks, outputs), torch.nan) for _ in range(2)]
+                    grouped_linear(placed, weight, both[0], routes.tiles, bias=bias)
+                    grouped_linear_streamed(placed, weight, both[1], routes.tiles, bias=bias)
+                    assert torch.equal(*both), (rows, high)
                 if rows > 1 and outputs % 8 == 0:
                     ways["library"] = torch._grouped_mm(placed, weight.transpose(1, 2), offs=routes.tiles.ends)
             for name, out in ways.items():

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from torch.nn.functional import silu
+from torch.nn.functional import gelu, layer_norm, silu
+from torch.nn.functional import rms_norm as rms_norm_of
 
+from engine.execution.cuda.linears import ExactLinear
 from engine.kernels.linear import LinearTile, fp8_tile_for, linear, shared_memory, tile_for
 from engine.kernels.paged_kv import PagedKv
-from engine.kernels.rows import rms_norm, rotate_and_append, silu_mul
+from engine.kernels.rows import cap_logits, rms_norm, rotate_and_append, silu_mul
+from engine.layers.linear import Linear
+from tests.gpu.execution.fused_bench import plain_tiling
 from tests.gpu.kernels.interpreter import DEVICE
 
 DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
@@ -85,6 +90,26 @@ def test_a_row_has_the_bits_of_the_library_at_many_rows(outputs: int, inputs: in
             assert torch.equal(linear(x[part], weight, tile=tile_for(rows, outputs, inputs)), library[part])
 
 
+def test_the_library_multiplies_as_many_rows_as_it_has_the_bits_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(8)
+    product = ExactLinear(Linear(random(48, 32, dtype=torch.float32), None, plain_tiling()))
+    product.library = frozenset({96, 400, 512})
+    counts: list[int] = []
+    by_library = ExactLinear._by_library
+
+    def counted(self: ExactLinear, x: torch.Tensor, *given: Any) -> torch.Tensor:
+        counts.append(len(x))
+        return by_library(self, x, *given)
+
+    monkeypatch.setattr(ExactLinear, "_by_library", counted)
+    for rows, expected in ((96, [96]), (97, []), (400, [400]), (410, [400]), (912, [512, 400]), (1_030, [512, 512])):
+        x, out = random(rows, 32, dtype=torch.float32), torch.full((rows, 48), torch.nan, device=DEVICE)
+        assert product(x, out=out) is out
+        assert_near(out, x.double() @ product.weight.double().t())
+        assert counts == expected
+        counts.clear()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_norm_and_activation(dtype: torch.dtype) -> None:
     torch.manual_seed(2)
@@ -99,6 +124,43 @@ def test_norm_and_activation(dtype: torch.dtype) -> None:
     silu_mul(gate_up, acted)
     gate, up = gate_up.double().chunk(2, -1)
     assert_near(acted, silu(gate) * up)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_added_is_normalized_and_multiplied_first(dtype: torch.dtype) -> None:
+    """Each rounded to the model's type, as the models do; a norm of mean and variance, or none, of the sum."""
+    torch.manual_seed(6)
+    x, plus, weight, bias, behind = (random(*shape, dtype=dtype) for shape in ((5, 96), (5, 96), (96,), (96,), (96,)))
+    out, total = torch.full_like(x, torch.nan), x.clone()
+    rms_norm(total, weight, 1e-5, out, bias=bias, plus=plus, behind=(behind.float(), 1e-6), factor=0.3)
+    part = rms_norm_of(plus.float(), plus.shape[1:], behind.float(), 1e-6).to(dtype)
+    expected = x.double() + (part.double() * 0.3).to(dtype).double()
+    assert_near(total, expected)
+    assert_near(out, layer_norm(total.double(), total.shape[1:], weight.double(), bias.double(), 1e-5))
+    again = total.clone()
+    rms_norm(again, None, 0.0, out, plus=plus)
+    assert torch.equal(out, again)
+    assert torch.equal(again, (total.float() + plus.float()).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gelu_gates_and_caps(dtype: torch.dtype) -> None:
+    torch.manual_seed(7)
+    gate_up = random(5, 2 * 70, dtype=dtype) * 2
+    gate_up[0, :4] = torch.tensor([0.0, 60.0, -9.0, -1e-3])
+    gate, up = gate_up.double().chunk(2, -1)
+    acted = torch.full((5, 70), torch.nan, device=DEVICE, dtype=dtype)
+    silu_mul(gate_up, acted, gelu=True)
+    assert_near(acted, gelu(gate, approximate="tanh") * up)
+    alone = torch.full_like(gate_up, torch.nan)
+    for is_gelu, function in ((True, lambda x: gelu(x, approximate="tanh")), (False, silu)):
+        silu_mul(gate_up, alone, gelu=is_gelu)
+        assert_near(alone, function(gate_up.double()))
+    for cap in (5.0, None):
+        logits = random(3, 5_000, dtype=dtype) * 4
+        expected = logits.double() / 2
+        cap_logits(logits, cap, 2.0)
+        assert_near(logits, expected if cap is None else cap * (expected / cap).tanh())
 
 
 @pytest.mark.parametrize("norms", [False, True])
