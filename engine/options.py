@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -14,6 +14,9 @@ KvDtype = Literal["auto", "fp8"]
 """What KV is stored in; `auto` is the model's own type."""
 Attention = Literal["exact", "fast"]
 """Whether attention has the same bits in any chunk and batch, or is computed by the library that is fastest here."""
+ForeignKind = Literal["vllm", "sglang", "llamacpp"]
+"""The engines of others that a replica may have behind it."""
+FOREIGN_KINDS: tuple[ForeignKind, ...] = get_args(ForeignKind)
 Weights = Literal["auto", "decoded", "packed"]
 """Whether packed weights (a few bits each) are decoded on loading (faster) or stay packed (smaller).
 

@@ -18,6 +18,8 @@ DRAINING = "turnpike_engine_draining"
 """The metric that is 1 while the replica takes no requests because an operator drains it."""
 DISK_FULL = "turnpike_engine_disk_full"
 """The metric that is 1 while the replica takes no requests because the disk of its journal is full."""
+ENGINE_DOWN = "turnpike_engine_unreachable"
+"""The metric that is 1 while a foreign engine behind the replica does not answer."""
 MAX_SCOPES = 10_000
 """How many scopes a replica remembers on a connection: those that were introduced last."""
 
@@ -83,6 +85,9 @@ class Hello(Message, frozen=True, tag="Hello"):
     numerics: str = ""
     """What decides the bits of the replica's results beside weights and tokens. Under another id the same request may
     draw other tokens. Empty if the replica is older than that."""
+    foreign: str = ""
+    """The kind of the engine behind the replica, where it is not ours. Its tokens are not repeatable, a lease keeps
+    nothing there, and what is read from its cache is what it says."""
 
 
 class Dial(Message, frozen=True, tag="Dial"):

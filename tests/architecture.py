@@ -143,6 +143,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
             "speculation",
             "core",
             "startup",
+            "foreign",
             "server",
         ),
     ),

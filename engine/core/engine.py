@@ -14,6 +14,7 @@ import structlog
 
 from engine.adapters.adapter_store import Adapters
 from engine.core.input_processor import InputProcessor, Rejected
+from engine.core.metrics import heartbeat
 from engine.core.output_processor import MAX_ERROR_CHARS, OutputProcessor, StepResult
 from engine.core.parent_request import ParentRequest
 from engine.core.quarantine import Quarantine
@@ -34,7 +35,7 @@ from engine.speculation.speculator import NO_SPECULATION, Speculation, Speculato
 from prompt_cache.kv.block_keys import BLOCK_TOKENS, model_root
 from prompt_cache.kv.grouped_pool import GroupedPool
 from prompt_cache.tiers.identity import ScopeAccess
-from protocol.replicas import Scope, owner_of
+from protocol.replicas import Heartbeat, Scope, owner_of
 from protocol.requests import Generate, Lane, Refusal
 from protocol.trace_context import trace_id_of
 
@@ -423,6 +424,10 @@ class Engine:
     def service(self) -> dict[str, int]:
         """Engine time in µs that this replica gave so far, by `lane/flow`."""
         return self.fairness.service_given()
+
+    def heartbeat(self) -> Heartbeat:
+        """What gateways are told each second."""
+        return heartbeat(self)
 
     @property
     def longest_step_s(self) -> float:

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from engine.attention_backends.chooser import NAMES as FAST_NAMES
-from engine.core.engine import Engine
 from engine.options import DRAFT_MODEL, DRAFTERS, WEIGHT_DRAFTERS
 from engine.speculation.speculator import OFF
 from prompt_cache.kv.grouped_pool import GroupedPool
-from protocol.replicas import TIERS, Tier, TierLoad
+from protocol.replicas import TIERS, Heartbeat, Tier, TierLoad
+
+if TYPE_CHECKING:
+    from engine.core.engine import Engine
+
+
+def heartbeat(engine: Engine) -> Heartbeat:
+    """What gateways are told each second."""
+    return Heartbeat(
+        steps=engine.steps,
+        running=engine.running,
+        waiting=waiting_by_lane(engine),
+        memory=memory_load(engine),
+        service=engine.service(),
+        metrics=engine_metrics(engine),
+    )
 
 
 def waiting_by_lane(engine: Engine) -> dict[str, int]:

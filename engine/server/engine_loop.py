@@ -18,11 +18,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
+import msgspec
 import structlog
 
-from engine.core.engine import Engine
-from engine.core.metrics import engine_metrics, memory_load, waiting_by_lane
 from engine.core.output_processor import Event, StepResult
+from engine.core.stepped_engine import SteppedEngine
 from engine.server.journal import Journal
 from engine.server.journaled_delivery import JournaledDelivery
 from protocol.replicas import Heartbeat
@@ -48,7 +48,7 @@ class EngineLoop:
     """`deliver` is called in a thread of its own with what happened, in order; `failed` when the engine's thread ends
     by an error."""
 
-    engine: Engine
+    engine: SteppedEngine
     journal: Journal
     deliver: Callable[[Sequence[Event]], None]
     failed: Callable[[BaseException], None]
@@ -241,16 +241,9 @@ class EngineLoop:
             journal.progress((entry.id, entry.attempt, entry.counts) for entry in result.progress)
 
     def _snapshot(self) -> None:
-        engine = self.engine
         self._snapshot_at = self.clock()
-        self.beat = Heartbeat(
-            steps=engine.steps,
-            running=engine.running,
-            waiting=waiting_by_lane(engine),
-            memory=memory_load(engine),
-            service=engine.service(),
-            metrics=engine_metrics(engine) | self.journal.metrics(),
-        )
+        beat = self.engine.heartbeat()
+        self.beat = msgspec.structs.replace(beat, metrics=beat.metrics | self.journal.metrics())
 
 
 def _nothing() -> None:

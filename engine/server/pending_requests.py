@@ -38,9 +38,10 @@ class _Pending:
 
 
 class PendingRequests:
-    """Called in the event loop's thread; the engine is reached through `loop`."""
+    """Called in the event loop's thread; the engine is reached through `loop`. `grammar_queue`: None where the engine
+    has its grammars compiled elsewhere."""
 
-    def __init__(self, loop: EngineLoop, grammar_queue: GrammarQueue) -> None:
+    def __init__(self, loop: EngineLoop, grammar_queue: GrammarQueue | None) -> None:
         self._loop = loop
         self._grammar_queue = grammar_queue
         self._pending: dict[str, _Pending] = {}
@@ -52,7 +53,8 @@ class PendingRequests:
         waits until its adapter has come."""
         pending = _Pending(message)
         looked = self._look_up(message, scopes)
-        if message.grammar is None and looked is None and bring is None:
+        grammar = None if self._grammar_queue is None else message.grammar
+        if grammar is None and looked is None and bring is None:
             self._loop.add(message.id, lambda: self._loop.engine.add(message, scopes, arrived=pending.arrived))
             return
         self._pending[message.id] = pending
@@ -103,7 +105,8 @@ class PendingRequests:
             with contextlib.suppress(TimeoutError):  # the engine finds that the deadline has passed
                 async with asyncio.timeout(_seconds_left(message)):
                     await bring()
-        grammar = None if message.grammar is None else await self._compile(message, message.grammar)
+        queue, text = self._grammar_queue, message.grammar
+        grammar = None if queue is None or text is None else await self._compile(queue, message, text)
         if looked is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pending.arrived + LOOK_S - time.monotonic()):
@@ -114,10 +117,10 @@ class PendingRequests:
             for command in pending.commands:
                 self._loop.do_for(message.id, command)
 
-    async def _compile(self, message: Generate, text: str) -> Grammar | Rejected:
+    async def _compile(self, queue: GrammarQueue, message: Generate, text: str) -> Grammar | Rejected:
         try:
             async with asyncio.timeout(_seconds_left(message)):
-                return await self._grammar_queue.compile(text, message.flow)
+                return await queue.compile(text, message.flow)
         except InvalidGrammar as error:
             return Rejected(f"grammar: {error}", invalid="grammar")
         except TooManyWaiting:

@@ -15,6 +15,7 @@ import msgspec
 import structlog
 
 from engine.core.output_processor import Event
+from engine.core.stepped_engine import SteppedEngine
 from engine.errors import DiskFull, EngineFailed, StartError
 from engine.grammar.refused_grammars import RefusedGrammars
 from engine.grammar.trial import STACK_BYTES
@@ -69,7 +70,7 @@ Python's own 5 ms are a whole step."""
 class Replica:
     """One replica. Methods run in the event loop's thread unless they say otherwise; `loop.do` reaches the engine."""
 
-    def __init__(self, options: ReplicaOptions, assembled: AssembledEngine, journal: Journal) -> None:
+    def __init__(self, options: ReplicaOptions, assembled: AssembledEngine[SteppedEngine], journal: Journal) -> None:
         self.options = options
         self.journal = journal
         self.events = asyncio.get_running_loop()
@@ -105,14 +106,18 @@ class Replica:
             journal=journal.identity,
             since=journal.since,
             numerics=assembled.numerics,
+            foreign=assembled.foreign,
         )
         self.links: list[GatewayLink] = []
         """Those that have proved themselves, the longest connected first."""
         self._connections: set[asyncio.Task[None]] = set()
         self._done_outbox = DoneOutbox(journal, self.links)
         self._draining = self._stopping = False
-        self._trials = TrialClient(assembled.grammars.compiler)
-        self._grammar_queue = GrammarQueue(assembled.grammars, self._trials, RefusedGrammars(options.data / "grammars"))
+        self._trials: TrialClient | None = None
+        self._grammar_queue: GrammarQueue | None = None
+        if (grammars := assembled.grammars) is not None:
+            self._trials = TrialClient(grammars.compiler)
+            self._grammar_queue = GrammarQueue(grammars, self._trials, RefusedGrammars(options.data / "grammars"))
         self._pending = PendingRequests(self.loop, self._grammar_queue)
         self._adapters = AdapterArrivals(assembled.engine.adapters)
         self._fencing: set[asyncio.Task[None]] = set()
@@ -393,7 +398,8 @@ class Replica:
         sys.setswitchinterval(_SWITCH_S)
         self.loop.start()
         self.watchdog.start()
-        await self._trials.start()
+        if self._trials is not None:
+            await self._trials.start()
         logger.info(
             "ready",
             replica=self.options.name,
@@ -409,8 +415,9 @@ class Replica:
                 await self._finish()
         finally:
             await asyncio.to_thread(self.loop.stop)
-            await self._grammar_queue.close()
-            await self._trials.close()
+            if self._grammar_queue is not None and self._trials is not None:
+                await self._grammar_queue.close()
+                await self._trials.close()
             self.watchdog.stop()
             running = [*tasks, *self._connections, *self._fencing]
             for task in running:
@@ -449,7 +456,13 @@ async def serve(options: ReplicaOptions, load: Callable[..., Decoder] = load_mod
     try:
         if journal.damaged or journal.torn_bytes:
             logger.warning("journal was damaged", records=journal.damaged, torn_bytes=journal.torn_bytes)
-        await Replica(options, assemble(options, load, journal.wait_for_sync), journal).run()
+        if options.foreign is not None:
+            from engine.foreign.assembly import assemble_foreign  # noqa: PLC0415  # others need no HTTP client
+
+            assembled: AssembledEngine[SteppedEngine] = await asyncio.to_thread(assemble_foreign, options)
+        else:
+            assembled = assemble(options, load, journal.wait_for_sync)
+        await Replica(options, assembled, journal).run()
     finally:
         journal.close()
 

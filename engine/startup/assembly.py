@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import structlog
 
@@ -15,6 +16,7 @@ from engine.adapters.adapter_store import adapters_of
 from engine.core.engine import Engine, EngineLimits
 from engine.core.quarantine import Quarantine
 from engine.core.step_traffic import model_size
+from engine.core.stepped_engine import SteppedEngine
 from engine.device import empty_like_model
 from engine.errors import ModelError, StartError
 from engine.execution.block_zeroing import BlockZeroing
@@ -54,18 +56,24 @@ from protocol.replicas import Capacity, Layout, ServedModel
 logger = structlog.get_logger("engine.startup.assembly")
 
 
+Engine_co = TypeVar("Engine_co", bound=SteppedEngine, covariant=True)
+
+
 @dataclass(frozen=True)
-class AssembledEngine:
+class AssembledEngine(Generic[Engine_co]):
     """An engine, and what its replica says of it in `Hello`."""
 
-    engine: Engine
+    engine: Engine_co
     model: ServedModel
     layout: Layout
     capacity: Capacity
     warm_up: Iterator[None]
     """Runs a piece at each step, while there is no work."""
-    grammars: LlguidanceGrammars
+    grammars: LlguidanceGrammars | None
+    """None where requests' grammars are compiled elsewhere."""
     numerics: str
+    foreign: str = ""
+    """As in `Hello`."""
 
 
 def served_name(folder: Path) -> str:
@@ -82,7 +90,7 @@ def assemble(
     options: ReplicaOptions,
     load: Callable[..., Decoder] = load_model,
     wait_for_others: Callable[[float], object] | None = None,
-) -> AssembledEngine:
+) -> AssembledEngine[Engine]:
     """Load the model, by `load`, and test the machine's kernels. Raises ModelError or StartError.
 
     `wait_for_others`: waits while others need the disk, for so many seconds at most, before more KV is written there.

@@ -6,11 +6,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.options import TEXT_DRAFTERS, Attention, Device, Dtype, KvDtype, Quantize, Weights
+from engine.options import TEXT_DRAFTERS, Attention, Device, Dtype, ForeignKind, KvDtype, Quantize, Weights
 from engine.scheduling.fairness.lanes import LANE_WEIGHTS
 from engine.scheduling.fairness.queue_limits import QueueBounds
 from engine.scheduling.scheduler import TOKEN_TARGETS
 from protocol.requests import Lane
+
+
+@dataclass(frozen=True)
+class ForeignOptions:
+    """An engine that is not ours, which a replica has behind it."""
+
+    kind: ForeignKind
+    url: str
+    key: str = ""
+    """What it is to get as a bearer token; empty for none."""
+    caches: bool = False
+    """Whether one project alone uses it, so that a cache that cannot tell projects apart may be used."""
+    wait_s: float = 120.0
+    """Seconds to wait for it at the start."""
 
 
 @dataclass(frozen=True)
@@ -69,5 +83,7 @@ class ReplicaOptions:
     """µs between two tokens of a request."""
     bounds: QueueBounds = field(default_factory=QueueBounds)
     """How much may wait."""
+    foreign: ForeignOptions | None = None
+    """None: the model is computed here."""
     parent_pid: int | None = None
     """The process with which the replica ends."""

@@ -17,7 +17,7 @@ from gateway.http.shapes import show
 from gateway.services import Gateway
 from protocol.replicas import Tier
 
-ReplicaState = Literal["healthy", "stalled", "draining", "disk_full", "down"]
+ReplicaState = Literal["healthy", "stalled", "draining", "disk_full", "engine_down", "down"]
 
 
 class TierObject(Struct, frozen=True, kw_only=True):
@@ -174,6 +174,8 @@ def _state(link: ReplicaLink) -> ReplicaState:
         return "disk_full"
     if link.draining:
         return "draining"
+    if link.engine_down:
+        return "engine_down"
     return "healthy" if link.healthy() else "stalled"
 
 

@@ -23,6 +23,7 @@ UNUSABLE = {
     "stalled": "It is connected, and makes no steps or sends no heartbeats",
     "draining": "An operator drains it: it takes no more requests",
     "disk_full": "The disk of its journal is full: it takes no more requests",
+    "engine_down": "The engine behind it, which is not ours, does not answer",
 }
 
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from protocol.addresses import Address
 from protocol.frames import ProtocolError, ToGateway, ToReplica, agree_version, encode, link_proof, read_from_replica
-from protocol.replicas import DISK_FULL, DRAINING, MAX_SCOPES, Dial, Drain, Forget, Heartbeat, Hello, Scope
+from protocol.replicas import DISK_FULL, DRAINING, ENGINE_DOWN, MAX_SCOPES, Dial, Drain, Forget, Heartbeat, Hello, Scope
 from storage.backoff import Backoff
 
 
@@ -171,6 +171,11 @@ class ReplicaLink:
         """Whether the replica says that an operator drains it: it takes no requests, and runs on what it has."""
         return self.up and self.beat is not None and self.beat.metrics.get(DRAINING, 0.0) > 0.0
 
+    @property
+    def engine_down(self) -> bool:
+        """Whether the replica says that the foreign engine behind it does not answer: it takes no requests."""
+        return self.up and self.beat is not None and self.beat.metrics.get(ENGINE_DOWN, 0.0) > 0.0
+
     async def drain(self, *, drain: bool) -> None:
         """Let the replica take no more requests, or take them again, and wait until it says that it does. Raises
         TimeoutError if it does not, as one that is down or too old (`DRAIN_VERSION`)."""
@@ -180,14 +185,15 @@ class ReplicaLink:
                 await asyncio.sleep(_SOON_S)
 
     def healthy(self) -> bool:
-        """Whether requests may be sent: the link is open, beats come, nobody drains it, the journal has room, and steps
-        advance while there is work (E3)."""
+        """Whether requests may be sent: the link is open, beats come, nobody drains it, the journal has room, a foreign
+        engine answers, and steps advance while there is work (E3)."""
         now = self._clock.now()
         if (
             not self.up
             or not self.may_run
             or self.disk_full
             or self.draining
+            or self.engine_down
             or now - self._beat_at > self._options.beat_timeout
         ):
             return False

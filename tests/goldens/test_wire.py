@@ -133,6 +133,7 @@ TO_GATEWAY: list[Any] = [
         journal="j",
         since=3,
         numerics="backend=x",
+        foreign="llamacpp",
     ),
     Began(id="r1", attempt=2, counts=COUNTS, misses=(Miss(start=1, end=2, cause="evicted"),)),
     PromptLogprobs(id="r1", attempt=2, start=1, logprobs=(TokenLogprob(logprob=-0.5, top=((3, -0.25),)),)),

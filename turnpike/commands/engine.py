@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from turnpike.command_line import CommandError, CommandParser
@@ -17,7 +18,7 @@ from turnpike.settings.data_folder import prepare_data_folder, protect_data_fold
 from turnpike.settings.settings import ENGINE, SettingError, Settings
 
 if TYPE_CHECKING:
-    from engine.startup.options import ReplicaOptions
+    from engine.startup.options import ForeignOptions, ReplicaOptions
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -83,6 +84,7 @@ def replica_options(settings: Settings, link_key: bytes, parent: int | None = No
         },
         lane_weights=settings.by_lane("lane_weights"),
         token_targets={lane: seconds * 1e6 for lane, seconds in settings.by_lane("inter_token_targets").items()},
+        foreign=foreign_options(settings),
         bounds=QueueBounds(
             flow=bounds(settings.by_lane("queue_requests_flow"), settings.by_lane("queue_seconds_flow")),
             lane=bounds(settings.by_lane("queue_requests_lane"), settings.by_lane("queue_seconds_lane")),
@@ -90,6 +92,25 @@ def replica_options(settings: Settings, link_key: bytes, parent: int | None = No
         ),
         parent_pid=parent,
     )
+
+
+def foreign_options(settings: Settings) -> ForeignOptions | None:
+    """The engine of others that computes the model; None if ours does. Raises SettingError."""
+    from engine.startup.options import ForeignOptions
+
+    if not settings.foreign:
+        if settings.foreign_url or settings.foreign_key_file or settings.foreign_cache != "shared":
+            raise SettingError("foreign: say which engine it is: vllm, sglang or llamacpp")
+        return None
+    if not settings.foreign_url.startswith(("http://", "https://")):
+        raise SettingError("foreign_url: say where the engine answers, as http://HOST:PORT")
+    key = ""
+    if settings.foreign_key_file:
+        try:
+            key = Path(settings.foreign_key_file).read_text().strip()
+        except OSError as error:
+            raise SettingError(f"foreign_key_file: {error}") from error
+    return ForeignOptions(settings.foreign, settings.foreign_url, key, settings.foreign_cache == "one-project")
 
 
 def probe_engine(settings: Settings) -> int:

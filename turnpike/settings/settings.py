@@ -417,6 +417,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 120.0
     context: Annotated[int, _about("context in tokens; 0: the model's own", SERVE, ENGINE, at_least=0)] = 0
+    foreign: Annotated[
+        Literal["", "vllm", "sglang", "llamacpp"],
+        _about("the engine of others that computes the model; empty: ours. --model then needs no weights", ENGINE),
+    ] = ""
+    foreign_url: Annotated[str, _about("where that engine answers, such as http://127.0.0.1:8000", ENGINE)] = ""
+    foreign_key_file: Annotated[
+        str, _about("file with the key that it wants as a bearer token; empty: none", ENGINE)
+    ] = ""
+    foreign_cache: Annotated[
+        Literal["shared", "one-project"],
+        _about(
+            "one-project: llama.cpp, which cannot keep projects apart, caches prompts, and serves the first project "
+            "that comes, for good, and no other",
+            ENGINE,
+        ),
+    ] = "shared"
 
     export_dir: Annotated[
         str,

@@ -28,6 +28,7 @@ export function stateOf({ state, silent_s }: Replica): {
   if (silent_s >= LOST_S) return { word: 'Silent', tone: 'bad' };
   if (state === 'stalled') return { word: 'Stalled', tone: 'bad' };
   if (state === 'disk_full') return { word: 'Disk full', tone: 'bad' };
+  if (state === 'engine_down') return { word: 'Engine down', tone: 'bad' };
   if (state === 'draining') return { word: 'Draining', tone: 'waiting' };
   if (silent_s >= SLOW_S) return { word: 'Slow', tone: 'waiting' };
   return { word: 'Healthy', tone: 'good' };
