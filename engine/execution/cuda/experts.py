@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
 from engine.execution.cuda.linears import fp8_weight
 from engine.kernels import grouped_linear as plain
-from engine.kernels.expert_routing import Routes, Tiles, place_rows, route_rows, router_logits
+from engine.kernels.expert_routing import Routes, Tiles, place_rows, route_rows, router_logits, score_experts
 from engine.kernels.grouped_linear import grouped_linear
 from engine.kernels.rows import quantize_rows, silu_mul
 from engine.layers.activation import silu_times
 from engine.layers.feed_forward import FeedForward
 from engine.layers.linear import Linear
 from engine.layers.moe import Expert, MixtureOfExperts, TopExperts
+from engine.models.deepseek import ScoredExperts
 from engine.models.gpt_oss import GptOssExpert
 
 try:
@@ -196,16 +198,30 @@ def clamped(expert: Expert) -> tuple[float, float] | None:
     return (expert.alpha, expert.limit) if isinstance(expert, GptOssExpert) else None
 
 
-def unsupported_experts(mixture: MixtureOfExperts, reason_of: Callable[[Linear], str | None]) -> str | None:
-    """Why a mixture cannot be computed by these kernels; None if it can. `reason_of`: the same of a product."""
-    if not isinstance(mixture.router, TopExperts):
-        return "experts are chosen by groups or by a bias"
+def unsupported_experts(
+    mixture: MixtureOfExperts, shared: Expert | None, reason_of: Callable[[Linear], str | None]
+) -> str | None:
+    """Why a mixture cannot be computed by these kernels; None if it can. `shared`: experts that all rows have beside
+    it; `reason_of`: the same of a product."""
+    if not isinstance(mixture.router, TopExperts | ScoredExperts):
+        return "experts are chosen in another way"
     if len(mixture.experts) > _MOST_EXPERTS:
         return f"there are {len(mixture.experts)} experts"
     if not mixture.gate.is_plain or mixture.gate.inputs % 16:
         return "the router is kept otherwise"
-    reasons = (_unsupported_expert(expert, reason_of) for expert in mixture.experts)
+    reasons = [_unsupported_expert(expert, reason_of) for expert in mixture.experts]
+    if shared is not None:
+        reasons += [_unlike(shared, mixture.experts[0]), _unsupported_expert(shared, reason_of)]
     return next((reason for reason in reasons if reason is not None), None)
+
+
+def _unlike(shared: Expert, expert: Expert) -> str | None:
+    """Why what all rows have cannot be taken for several experts like this one."""
+    if not isinstance(shared, FeedForward) or not isinstance(expert, FeedForward) or shared.inner % expert.inner:
+        return f"beside the experts there is {type(shared).__name__}"
+    if shared.gate_up.bias is not None or (fp8_weight(shared.down) is None) is not (fp8_weight(expert.down) is None):
+        return "shared experts are kept in another way"
+    return None
 
 
 def _unsupported_expert(expert: Expert, reason_of: Callable[[Linear], str | None]) -> str | None:
@@ -218,39 +234,95 @@ def _unsupported_expert(expert: Expert, reason_of: Callable[[Linear], str | None
     return reason_of(expert.gate_up) or reason_of(expert.down)
 
 
-def _stack(products: Iterable[Linear], stacked: torch.Tensor | None, *, placed: bool) -> GroupedLinear:
-    """One product of all experts. `stacked`: their weights, if these are slices of one tensor."""
+Slices: TypeAlias = Callable[[torch.Tensor], list[torch.Tensor]]
+"""The weight, or the scales, of experts that all rows have → those of each, as one of the others has them."""
+
+
+def _stack(
+    products: Iterable[Linear],
+    stacked: torch.Tensor | None,
+    *,
+    placed: bool,
+    shared: tuple[Linear, Slices, Slices] | None = None,
+) -> GroupedLinear:
+    """One product of all experts. `stacked`: their weights, if these are slices of one tensor, with room for those of
+    `shared`, the product of experts that all rows have: with it come slices of its weight, and of its scales."""
     each = list(products)
     biases = [product.bias for product in each if product.bias is not None]
     bias = torch.stack(biases) if biases else None
     kept = [piece for product in each if (piece := fp8_weight(product)) is not None]
+    weights = [piece.codes for piece in kept] or [product.weight for product in each]
+    scales = [piece.scales.view(-1) for piece in kept]
+    further: list[torch.Tensor] = []
+    if shared is not None:
+        product, weights_of, scales_of = shared
+        piece = fp8_weight(product)
+        further = weights_of(product.weight if piece is None else piece.codes)
+        scales += [] if piece is None else scales_of(piece.scales.view(-1))
+    if stacked is None:
+        stacked = torch.stack([*weights, *further])
+    else:
+        for memory, weight in zip(stacked[len(weights) :], further, strict=True):
+            memory.copy_(weight)
     if not kept:
-        weight = torch.stack([product.weight for product in each]) if stacked is None else stacked
-        return GroupedLinear(weight, bias, placed=placed)
-    codes = torch.stack([piece.codes for piece in kept]) if stacked is None else stacked
-    scales = torch.stack([piece.scales.view(-1) for piece in kept]).float()
-    weight = codes.view(torch.float8_e4m3fn)
-    return GroupedLinear(weight, bias, placed=placed, scales=scales, dtype=each[0].dtype)
+        return GroupedLinear(stacked, bias, placed=placed)
+    weight = stacked.view(torch.float8_e4m3fn)
+    return GroupedLinear(weight, bias, placed=placed, scales=torch.stack(scales).float(), dtype=each[0].dtype)
+
+
+def _sides_of(count: int) -> Slices:
+    """Of outputs that are first all of the gate's, then all of up's."""
+
+    def slices(x: torch.Tensor) -> list[torch.Tensor]:
+        sides = x.view(2, count, -1, *x.shape[1:])
+        return [sides[:, at].flatten(0, 1) for at in range(count)]
+
+    return slices
+
+
+def _columns_of(count: int) -> Slices:
+    return lambda weight: list(weight.chunk(count, 1))
+
+
+def _repeats_of(count: int) -> Slices:
+    return lambda scales: [scales] * count
+
+
+def _narrowed(gate: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A router's weight in the model's type where that loses nothing: products are as exact, and quicker."""
+    narrow = gate.to(dtype)
+    return narrow if torch.equal(narrow.to(gate.dtype), gate) else gate
 
 
 class FusedExperts:
-    """The feed-forward part of a layer that is a mixture of experts; see `unsupported_experts`."""
+    """The feed-forward part of a layer that is a mixture of experts; see `unsupported_experts`.
+
+    Experts that all rows have are taken for as many as they are as large as, which each row has behind its ranks.
+    """
 
     in_fp8 = False
     """Its inputs are of the model's type."""
 
-    def __init__(self, mixture: MixtureOfExperts) -> None:
-        assert isinstance(mixture.router, TopExperts)
+    def __init__(self, mixture: MixtureOfExperts, shared: Expert | None = None) -> None:
+        assert isinstance(mixture.router, TopExperts | ScoredExperts)
         experts = [expert for expert in mixture.experts if isinstance(expert, FeedForward | GptOssExpert)]
-        self.gate, self.router = mixture.gate, mixture.router
+        self.router, self.bias = mixture.router, mixture.gate.bias
+        self.gate = _narrowed(mixture.gate.weight, experts[0].down.dtype)
         self.clamped = clamped(experts[0])
         stacked = mixture.stacked
-        self.gate_up = _stack(
-            (expert.gate_up for expert in experts), None if stacked is None else stacked.gate_up, placed=False
-        )
-        self.down = _stack((expert.down for expert in experts), None if stacked is None else stacked.down, placed=True)
+        gate_up, down = (None, None) if stacked is None else (stacked.gate_up, stacked.down)
+        self.experts, self.shared = len(experts), 0
+        more_gate_up = more_down = None
+        if isinstance(shared, FeedForward):
+            count = self.shared = shared.inner * self.experts // sum(
+                expert.inner for expert in experts if isinstance(expert, FeedForward)
+            )  # fmt: skip
+            more_gate_up = shared.gate_up, _sides_of(count), _sides_of(count)
+            more_down = shared.down, _columns_of(count), _repeats_of(count)
+        self.gate_up = _stack((expert.gate_up for expert in experts), gate_up, placed=False, shared=more_gate_up)
+        self.down = _stack((expert.down for expert in experts), down, placed=True, shared=more_down)
         device = self.gate_up.weight.device
-        self.ends = torch.zeros(len(experts), dtype=torch.int32, device=device)
+        self.ends = torch.zeros(self.gate_up.experts, dtype=torch.int32, device=device)
         """The place behind each expert's last one, of the last pass with more than one row."""
 
     def products(self) -> Iterator[GroupedLinear]:
@@ -259,12 +331,18 @@ class FusedExperts:
 
     def __call__(self, x: torch.Tensor, positions: torch.Tensor) -> Mixed:
         """Rows [rows, hidden] → what their experts make of them. `positions` −1: padding, which no expert computes."""
-        rows, ranks = len(x), self.router.ranks
-        pairs, experts = rows * ranks, self.gate_up.experts
-        logits = router_logits(x, self.gate.weight, self.gate.bias)
+        rows, router = len(x), self.router
+        pairs = rows * (router.ranks + self.shared)
+        keys, scores = router_logits(x, self.gate, self.bias), None
+        if isinstance(router, ScoredExperts) and (router.sigmoid or router.groups is not None):
+            groups = (1, 1, 1) if router.groups is None else router.groups.numbers
+            keys, scores = score_experts(
+                keys, experts=self.experts, sigmoid=router.sigmoid, bias=router.bias, groups=groups
+            )  # fmt: skip
         routes = route_rows(
-            logits, positions, experts=experts, ranks=ranks, normalize=self.router.normalize,
-            high=self._height(pairs), ends=self.ends,
+            keys, positions, experts=self.experts, ranks=router.ranks, normalize=router.normalize,
+            high=self._height(pairs), ends=self.ends, scores=scores,
+            scale=router.scale if isinstance(router, ScoredExperts) else 1.0, shared=self.shared,
         )  # fmt: skip
         placed, scales = self._placed(x, routes)
         # What the tiles are known from has ended before the kernel in front of each product began, but for one row.

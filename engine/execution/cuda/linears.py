@@ -64,6 +64,19 @@ def fp8_weight(product: Linear) -> PackedWeight | None:
     return piece if piece.block == (1, product.inputs) else None
 
 
+Input: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
+"""What a linear layer takes: rows, and their scales where they are e4m3."""
+
+
+def input_memory(like: torch.Tensor, size: int, in_fp8: bool) -> Input:
+    """Memory for inputs of a linear layer, as many rows as `like` has."""
+    rows, device = len(like), like.device
+    if not in_fp8:
+        return torch.empty(rows, size, dtype=like.dtype, device=device), None
+    values = torch.empty(rows, size, dtype=torch.float8_e4m3fn, device=device)
+    return values, torch.empty(rows, dtype=torch.float32, device=device)
+
+
 class ExactLinear:
     """y = x Wᵀ + b, with the weight of a layer of the model. `in_fp8`: both x and W are e4m3, with scales."""
 
@@ -107,9 +120,10 @@ class ExactLinear:
     ) -> torch.Tensor:
         """[rows, inputs] → [rows, outputs], in `out` if given. In e4m3 `scales` [rows] are those of the rows.
 
-        `streamed`, for at most `streamed_rows`: by the kernel for Hopper, which is worth it in a captured graph.
+        `streamed`, for at most `streamed_rows`: by the kernel for Hopper, if it takes the weight, which is worth it in
+        a captured graph.
         """
-        if streamed:
+        if streamed and self.streamed_rows:
             return self._by_stream(x, scales, out)
         if len(x) in self.library:
             return self._by_library(x, scales, out)

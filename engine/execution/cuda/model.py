@@ -14,14 +14,16 @@ from typing import TypeAlias
 import torch
 
 from engine.execution.cuda.experts import FusedExperts, Mixed, unsupported_experts
-from engine.execution.cuda.linears import ExactLinear, exact_linear, fp8_weight
+from engine.execution.cuda.latents import FusedLatents, latent_products, unsupported_latents
+from engine.execution.cuda.linears import ExactLinear, Input, exact_linear, fp8_weight, input_memory
 from engine.kernels.expert_routing import combine_and_norm
-from engine.kernels.paged_kv import PagedKv, Scores
+from engine.kernels.paged_kv import LatentKv, PagedKv, Scores
 from engine.kernels.rows import quantize_rows, rms_norm, rotate_and_append, silu_mul
 from engine.kv_cache.memory import KvMemory
 from engine.layers.activation import silu_times
 from engine.layers.decoder_layer import DecoderLayer
 from engine.layers.feed_forward import FeedForward
+from engine.layers.latent_attention import LatentAttention
 from engine.layers.linear import Linear, TiledLinear
 from engine.layers.moe import MixtureOfExperts
 from engine.layers.norm import RmsNorm
@@ -61,7 +63,7 @@ class FusedFeedForward:
     def __call__(self, x: torch.Tensor, scales: torch.Tensor | None, *, streamed: bool, ahead: bool) -> torch.Tensor:
         """[rows, hidden] → the same. `streamed`, `ahead`: see `FusedDecoder`."""
         gate_up = self.gate_up(x, scales, streamed=streamed)
-        acted, acted_scales = _input_memory(gate_up, self.down.inputs, self.down.in_fp8)
+        acted, acted_scales = input_memory(gate_up, self.down.inputs, self.down.in_fp8)
         silu_mul(gate_up, acted, scales=acted_scales, ahead=ahead)
         return self.down(acted, acted_scales, streamed=streamed)
 
@@ -81,6 +83,8 @@ class FusedLayer:
     output: ExactLinear
     mlp_norm: RmsNorm
     mlp: FusedFeedForward | FusedExperts
+    latents: FusedLatents | None = None
+    """Of latent attention, whose first product is `qkv`."""
 
 
 @dataclass(frozen=True)
@@ -101,29 +105,36 @@ def unsupported(decoder: Decoder, device: torch.device) -> str | None:
     e4m3 = device.type != "cuda" or torch.cuda.get_device_capability(device) >= _WITH_E4M3
     computed = str(decoder.norm.weight.dtype).removeprefix("torch.")
     for group in decoder.groups:
-        in_fp8 = group.dtype == _FP8 and computed == "bfloat16" and group.head_dim in _FP8_HEADS
-        if group.kind == "latent" or not (group.dtype == computed or in_fp8):
+        latent = group.kind == "latent"
+        in_fp8 = group.dtype == _FP8 and computed == "bfloat16" and group.head_dim in _FP8_HEADS and not latent
+        if not (group.dtype == computed or in_fp8):
             return f"KV is kept as {group.kind} {group.dtype}"
         if in_fp8 and not e4m3:
             return _NO_E4M3
-        if group.head_dim < _LEAST_INPUTS or decoder.config.heads // group.kv_heads > _MOST_GROUPED:
+        grouped = 1 if latent else decoder.config.heads // group.kv_heads
+        if group.head_dim < _LEAST_INPUTS or grouped > _MOST_GROUPED:
             return f"there are {decoder.config.heads} heads of {group.head_dim} for {group.kv_heads} of KV"
     return next((reason for layer in decoder.layers if (reason := _unsupported_layer(layer, e4m3)) is not None), None)
 
 
 def _unsupported_layer(layer: DecoderLayer, e4m3: bool) -> str | None:
     attention, mlp = layer.attention, layer.mlp
-    if not isinstance(attention, SelfAttention) or not isinstance(mlp, FeedForward | MixtureOfExperts):
+    if not isinstance(mlp, FeedForward | MixtureOfExperts):
         return f"layers have {type(attention).__name__} and {type(mlp).__name__}"
+    norms = isinstance(layer.attention_norm, RmsNorm) and isinstance(layer.mlp_norm, RmsNorm)
+    shared = None if layer.shared is None else layer.shared if isinstance(mlp, MixtureOfExperts) else mlp
     # A mixture of experts adds nothing to h itself, with us neither.
-    if layer.out_norms is not None or layer.shared is not None or layer.fused_sums is isinstance(mlp, MixtureOfExperts):
+    sums = layer.fused_sums and isinstance(mlp, MixtureOfExperts)
+    if layer.out_norms is not None or not norms or sums or layer.factor != 1.0 or layer.parallel or shared is mlp:
         return "layers add up their parts otherwise"
-    unknown = _options(attention.variant) - _OPTIONS
-    if unknown:
-        return f"attention has the option {min(unknown)}"
-    products = [attention.qkv, attention.output]
+    if (reason := _unsupported_attention(attention)) is not None:
+        return reason
+    if isinstance(attention, LatentAttention):
+        products = latent_products(attention)
+    else:
+        products = [attention.qkv, attention.output]
     if isinstance(mlp, MixtureOfExperts):
-        reason = unsupported_experts(mlp, lambda product: _unsupported_product(product, e4m3))
+        reason = unsupported_experts(mlp, shared, lambda product: _unsupported_product(product, e4m3))
         if reason is not None:
             return reason
     elif mlp.activation is not silu_times:
@@ -131,6 +142,13 @@ def _unsupported_layer(layer: DecoderLayer, e4m3: bool) -> str | None:
     else:
         products += [mlp.gate_up, mlp.down]
     return next((reason for product in products if (reason := _unsupported_product(product, e4m3)) is not None), None)
+
+
+def _unsupported_attention(attention: SelfAttention | LatentAttention) -> str | None:
+    if isinstance(attention, LatentAttention):
+        return unsupported_latents(attention)
+    unknown = _options(attention.variant) - _OPTIONS
+    return f"attention has the option {min(unknown)}" if unknown else None
 
 
 def _options(variant: AttentionVariant) -> set[str]:
@@ -151,6 +169,17 @@ def _unsupported_product(product: Linear, e4m3: bool) -> str | None:
     return None
 
 
+def _fused_attention(
+    attention: SelfAttention | LatentAttention, tables: tuple[torch.Tensor, torch.Tensor], memory: KvMemory
+) -> tuple[Linear, tuple[RmsNorm, RmsNorm] | None, FusedLatents | None, PagedKv]:
+    """Its first product, its norms of queries and keys, and where its KV lies."""
+    layer = attention.slot.layer
+    if isinstance(attention, SelfAttention):
+        return attention.qkv, attention.norms, None, PagedKv(memory.data, layer)
+    kv = LatentKv(memory.data, layer, attention.value.weight)
+    return attention.inputs[0], None, FusedLatents(attention, tables), kv
+
+
 class FusedDecoder:
     """`decoder` with its KV in `memories`; see `unsupported`."""
 
@@ -166,7 +195,6 @@ class FusedDecoder:
         self.layers = []
         for layer in decoder.layers:
             attention, mlp = layer.attention, layer.mlp
-            assert isinstance(attention, SelfAttention)
             assert isinstance(mlp, FeedForward | MixtureOfExperts)
             assert isinstance(layer.attention_norm, RmsNorm)
             assert isinstance(layer.mlp_norm, RmsNorm)
@@ -176,11 +204,13 @@ class FusedDecoder:
             slot, scoring = attention.slot, attention.scoring
             memory = memories[slot.group]
             scores = Scores(scoring.scale, memory.group.window, scoring.soft_cap, scoring.sinks)
+            first, norms, latents, kv = _fused_attention(attention, tables[attention.rotary], memory)
             self.layers.append(
                 FusedLayer(
-                    layer.attention_norm, exact_linear(attention.qkv), attention.norms, *tables[attention.rotary],
-                    slot.group, PagedKv(memory.data, slot.layer), scores, exact_linear(attention.output),
-                    layer.mlp_norm, FusedExperts(mlp) if isinstance(mlp, MixtureOfExperts) else FusedFeedForward(mlp),
+                    layer.attention_norm, exact_linear(first), norms, *tables[attention.rotary],
+                    slot.group, kv, scores, exact_linear(attention.output), layer.mlp_norm,
+                    FusedExperts(mlp, layer.shared) if isinstance(mlp, MixtureOfExperts) else FusedFeedForward(mlp),
+                    latents,
                 )
             )  # fmt: skip
 
@@ -188,6 +218,8 @@ class FusedDecoder:
         """The linear layers but the head, and those of experts."""
         for layer in self.layers:
             yield from (layer.qkv, layer.output)
+            if layer.latents is not None:
+                yield from layer.latents.linears()
             if isinstance(layer.mlp, FusedFeedForward):
                 yield from (layer.mlp.gate_up, layer.mlp.down)
 
@@ -197,7 +229,8 @@ class FusedDecoder:
 
     def streams(self, count: int) -> bool:
         """Whether all products of so many rows may be streamed, those of the head and of experts apart."""
-        return all(product.streamed_rows >= count for product in self.linears())
+        some = [product.streamed_rows for product in self.linears() if product.streamed_rows]
+        return bool(some) and min(some) >= count
 
     def __call__(self, rows: Rows, attend: Attend, *, streamed: bool = False) -> torch.Tensor:
         """The normalized hidden states [rows, hidden]; the rows' keys and values are stored.
@@ -210,14 +243,18 @@ class FusedDecoder:
         for layer in self.layers:
             normal = _normalized(h, layer.attention_norm, plus, layer.qkv.in_fp8, ahead)
             qkv = layer.qkv(*normal, streamed=streamed)
-            query = torch.empty(count, self.heads, self.head_dim, dtype=h.dtype, device=h.device)
-            norms = None if layer.qk_norms is None else (layer.qk_norms[0].weight, layer.qk_norms[1].weight)
-            rotate_and_append(
-                qkv, query, layer.kv, layer.cosines, layer.sines, rows.positions, rows.tables,
-                rows.block_tables[layer.group], norms=norms,
-                eps=0.0 if layer.qk_norms is None else layer.qk_norms[0].eps,
-            )  # fmt: skip
-            mixed = torch.empty_like(query)
+            table = rows.block_tables[layer.group]
+            if layer.latents is not None:
+                assert isinstance(layer.kv, LatentKv)
+                query, mixed = layer.latents(qkv, layer.kv, rows.positions, rows.tables, table, streamed=streamed)
+            else:
+                query = torch.empty(count, self.heads, self.head_dim, dtype=h.dtype, device=h.device)
+                norms = None if layer.qk_norms is None else (layer.qk_norms[0].weight, layer.qk_norms[1].weight)
+                rotate_and_append(
+                    qkv, query, layer.kv, layer.cosines, layer.sines, rows.positions, rows.tables, table, norms=norms,
+                    eps=0.0 if layer.qk_norms is None else layer.qk_norms[0].eps,
+                )  # fmt: skip
+                mixed = torch.empty_like(query)
             attend(layer, query, mixed)
             plus = layer.output(*_as_input(mixed.view(count, -1), layer.output.in_fp8, ahead), streamed=streamed)
             mlp = layer.mlp
@@ -229,20 +266,8 @@ class FusedDecoder:
         return _normalized(h, self.norm, plus, False, ahead and self.head.streamed_rows >= count)[0]
 
 
-Input: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
-"""What a linear layer takes: rows, and their scales where they are e4m3."""
-
-
-def _input_memory(like: torch.Tensor, size: int, in_fp8: bool) -> Input:
-    rows, device = len(like), like.device
-    if not in_fp8:
-        return torch.empty(rows, size, dtype=like.dtype, device=device), None
-    values = torch.empty(rows, size, dtype=torch.float8_e4m3fn, device=device)
-    return values, torch.empty(rows, dtype=torch.float32, device=device)
-
-
 def _normalized(h: torch.Tensor, norm: RmsNorm, plus: torch.Tensor | Mixed | None, in_fp8: bool, ahead: bool) -> Input:
-    out, scales = _input_memory(h, h.shape[1], in_fp8)
+    out, scales = input_memory(h, h.shape[1], in_fp8)
     if isinstance(plus, Mixed):
         combine_and_norm(h, plus.results, plus.routes, norm.weight, norm.eps, out, scales=scales, ahead=ahead)
         return out, scales
@@ -253,7 +278,7 @@ def _normalized(h: torch.Tensor, norm: RmsNorm, plus: torch.Tensor | Mixed | Non
 def _as_input(x: torch.Tensor, in_fp8: bool, ahead: bool) -> Input:
     if not in_fp8:
         return x, None
-    out, scales = _input_memory(x, x.shape[1], in_fp8)
+    out, scales = input_memory(x, x.shape[1], in_fp8)
     assert scales is not None
     quantize_rows(x, out, scales, ahead=ahead)
     return out, scales
