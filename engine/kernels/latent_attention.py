@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels import latent_decode_hopper
 from engine.kernels.attention_splits import BLOCK, HIDDEN, LOG2_E, fold, normalize, sum_columns
 from engine.kernels.decode_plan import DecodeBatch, SplitResults, WorkList
 from engine.kernels.dependent_launch import LAUNCH, let_next_begin, wait_for_inputs
@@ -26,6 +27,8 @@ from engine.kernels.latent_rows import head_values, merge_latents, merge_values
 from engine.kernels.paged_kv import LatentKv, PagedKv, Scores
 from engine.kernels.prefill_attention import PrefillTiles
 
+STEPS = ((8_192, 256), (65_536, 512), (1 << 30, 1_024))
+"""How long splits are (`attention_splits.split_bounds`): short ones, so that items are many and equal."""
 TILE_ROWS = 64
 """Rows of a tile: fewer would be multiplied by other, slower instructions."""
 _WARPS, _STAGES = 8, 2
@@ -60,14 +63,26 @@ class LatentDecode:
         self.limit = TILE_ROWS // self.together
         self.work = WorkList(rows, bounds)
         self._programs = _programs(device)
+        self.one_request = (
+            latent_decode_hopper.OneRequestItems(heads, self._programs)
+            if latent_decode_hopper.fits(kv, heads)
+            else None
+        )
+        """What computes items of one request in place of the Triton kernel, with the same bits."""
         tops = torch.empty(rows, self.splits, heads, dtype=torch.float32, device=device)
         outs = torch.empty(rows, self.splits, heads, rank, dtype=torch.float32, device=device)
         self.results = SplitResults(tops, torch.empty_like(tops), outs)
 
-    def plan(self, batch: DecodeBatch, *, window: int = 0, limit: int | None = None) -> None:
-        """Make the list of items for a step. For tests, `limit`: most requests of an item."""
+    def plan(self, batch: DecodeBatch, *, window: int = 0, limit: int | None = None, folded: int | None = None) -> None:
+        """Make the list of items for a step. For tests, `limit`: most requests of an item; `folded`: see `WorkList`."""
         limit = min(self.limit, limit or self.limit)
-        self.work.make(batch, limit=limit, small=limit, window=window, folded=0)
+        if self.one_request is None:
+            self.work.make(batch, limit=limit, small=limit, window=window, folded=0)
+            return
+        if folded is None:
+            folded = latent_decode_hopper.folds(len(batch.positions))
+        # To read the entries once more is quicker than a tile that is half empty.
+        self.work.make(batch, limit=limit, small=1, window=window, folded=folded, cut=2)
 
     def __call__(
         self,
@@ -82,21 +97,29 @@ class LatentDecode:
         """Write the values that queries [rows, heads, rank + rope] see to `output` [rows, heads, value dim], by the
         last plan. `ahead`: as `decode_attention.DecodeAttention` has it."""
         assert isinstance(kv, LatentKv)
-        rank, rope = kv.rank, kv.head_dim - kv.rank
         results = self.results
+        of_several = int(self.one_request is not None)
+        if self.one_request is not None:
+            self.one_request(query, kv, batch, self.work, results, scores)
+        if not of_several or min(self.limit, len(query)) > 1:
+            self._by_tiles(query, kv, batch, scores, of_several, planned=ahead)
+        merge = merge_values if len(query) <= _MERGED_WITH_VALUES else merge_latents
+        merge(results, batch.positions, self.work, kv.values, output, ahead=ahead)
+
+    def _by_tiles(
+        self, query: torch.Tensor, kv: LatentKv, batch: DecodeBatch, scores: Scores, size: int, *, planned: bool
+    ) -> None:
+        """Compute the items of list `size`."""
+        rank, rope, results = kv.rank, kv.head_dim - kv.rank, self.results
         _partial[(self._programs,)](
             query, kv.data, batch.positions, batch.table_rows, batch.order, batch.block_tables, self.bounds,
-            self.work.items[0], self.work.counts, results.tops, results.totals, results.outs,
+            self.work.items[size], self.work.counts[size:], results.tops, results.totals, results.outs,
             scores.scale * LOG2_E, kv.layer_offset, query.stride(0), query.stride(1), batch.block_tables.stride(0),
             self.splits,
             HEADS=self.heads, TOGETHER=self.together, ROWS=TILE_ROWS, BLOCK_STRIDE=kv.block_stride,
-            RANK=rank, RANK_PADDED=_padded(rank), ROPE=rope, ROPE_PADDED=_padded(rope), PLANNED=ahead,
+            RANK=rank, RANK_PADDED=_padded(rank), ROPE=rope, ROPE_PADDED=_padded(rope), PLANNED=planned,
             num_warps=_WARPS, num_stages=_STAGES, **LAUNCH,
         )  # fmt: skip
-        if len(query) <= _MERGED_WITH_VALUES:
-            merge_values(results, batch.positions, self.bounds, kv.values, output, ahead=ahead)
-        else:
-            merge_latents(results, batch.positions, self.bounds, kv.values, output, query.dtype)
 
 
 def prefill_latents(

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.attention_splits import HIDDEN, fold, normalize
-from engine.kernels.decode_plan import SplitResults
+from engine.kernels.decode_plan import SplitResults, WorkList
 from engine.kernels.dependent_launch import LAUNCH, let_next_begin, prefetch, wait_for_inputs
 from engine.kernels.paged_kv import PagedKv
 
@@ -209,7 +209,7 @@ def _head_values(
 def merge_values(
     results: SplitResults,
     positions: torch.Tensor,
-    bounds: torch.Tensor,
+    work: WorkList,
     values: torch.Tensor,
     output: torch.Tensor,
     *,
@@ -220,16 +220,19 @@ def merge_values(
     rank, splits = values.shape[1], results.tops.shape[1]
     outputs = min(_MERGED_OUTPUTS, max(16, triton.next_power_of_2(size)))
     _merge_values[(heads * triton.cdiv(size, outputs), triton.cdiv(rows, 16))](
-        results.tops, results.totals, results.outs, positions, bounds, values, output, rows, splits, output.stride(0),
+        results.tops, results.totals, results.outs, positions, work.bounds, work.folded_rows, values, output, rows,
+        splits, output.stride(0),
         HEADS=heads, RANK=rank, RANK_PADDED=max(16, triton.next_power_of_2(rank)),
-        SPLITS_PADDED=triton.next_power_of_2(splits), SIZE=size, OUTPUTS=outputs, AHEAD=ahead, num_warps=8, **LAUNCH,
+        SPLITS_PADDED=triton.next_power_of_2(splits),
+        FOLDED=work.folded, SIZE=size, OUTPUTS=outputs, AHEAD=ahead, num_warps=8, **LAUNCH,
     )  # fmt: skip
 
 
 @triton.jit
 def _folded(
-    tops, totals, outs, positions, bounds, m, head, rows, splits,
-    HEADS: tl.constexpr, RANK: tl.constexpr, RANK_PADDED: tl.constexpr, SPLITS_PADDED: tl.constexpr, HIGH: tl.constexpr,
+    tops, totals, outs, positions, bounds, folded_rows, m, head, rows, splits,
+    HEADS: tl.constexpr, RANK: tl.constexpr, RANK_PADDED: tl.constexpr, SPLITS_PADDED: tl.constexpr,
+    FOLDED: tl.constexpr, HIGH: tl.constexpr,
 ):  # fmt: skip
     """The mean latents [HIGH, RANK_PADDED] of these rows and one head, in fp32; zeros for padding."""
     r = tl.arange(0, RANK_PADDED)
@@ -237,12 +240,18 @@ def _folded(
     position = tl.load(positions + m, mask=m < rows, other=-1)
     begins = tl.load(bounds + j, mask=j < splits, other=2147483647)
     last = tl.sum((begins[None, :] <= position[:, None]).to(tl.int32), 1)
+    first = tl.zeros_like(last)
+    if FOLDED:
+        # Those that were folded already lie where those of the first split would.
+        is_folded = tl.load(folded_rows + m, mask=m < rows, other=0) != 0
+        first = tl.where(is_folded, tl.maximum(tl.minimum(last, FOLDED) - 1, 0), 0)
     top = tl.full((HIGH,), HIDDEN, tl.float32)
     total = tl.zeros((HIGH,), tl.float32)
     out = tl.zeros((HIGH, RANK_PADDED), tl.float32)
-    for split in tl.range(0, tl.max(last, 0)):
-        has = split < last
-        at = (m.to(tl.int64) * splits + split) * HEADS + head
+    for split in tl.range(tl.min(first, 0), tl.max(last, 0)):
+        has = (split >= first) & (split < last)
+        place = tl.where(split == first, 0, split) if FOLDED else split
+        at = (m.to(tl.int64) * splits + place) * HEADS + head
         split_top = tl.load(tops + at, mask=has, other=HIDDEN)
         split_total = tl.load(totals + at, mask=has, other=0.0)
         split_out = tl.load(
@@ -261,9 +270,9 @@ def _folded(
 
 @triton.jit(do_not_specialize=["rows"])
 def _merge_values(
-    tops, totals, outs, positions, bounds, values, output, rows, splits, output_row,
+    tops, totals, outs, positions, bounds, folded_rows, values, output, rows, splits, output_row,
     HEADS: tl.constexpr, RANK: tl.constexpr, RANK_PADDED: tl.constexpr, SPLITS_PADDED: tl.constexpr,
-    SIZE: tl.constexpr, OUTPUTS: tl.constexpr, AHEAD: tl.constexpr,
+    FOLDED: tl.constexpr, SIZE: tl.constexpr, OUTPUTS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     TILES: tl.constexpr = (SIZE + OUTPUTS - 1) // OUTPUTS
     head, tile = tl.program_id(0) // TILES, tl.program_id(0) % TILES
@@ -279,7 +288,8 @@ def _merge_values(
     if not AHEAD:
         let_next_begin()
     mean = _folded(
-        tops, totals, outs, positions, bounds, m, head, rows, splits, HEADS, RANK, RANK_PADDED, SPLITS_PADDED, 16
+        tops, totals, outs, positions, bounds, folded_rows, m, head, rows, splits, HEADS, RANK, RANK_PADDED,
+        SPLITS_PADDED, FOLDED, 16,
     )  # fmt: skip
     # Rounded first, as where the mean is stored.
     y = tl.dot(mean.to(w.dtype), w, input_precision="ieee")
@@ -290,34 +300,39 @@ def _merge_values(
 def merge_latents(
     results: SplitResults,
     positions: torch.Tensor,
-    bounds: torch.Tensor,
+    work: WorkList,
     values: torch.Tensor,
     output: torch.Tensor,
-    dtype: torch.dtype,
+    *,
+    ahead: bool = False,
 ) -> None:
-    """As `merge_values`, in two kernels: for many rows. `dtype`: to which means of latents are rounded."""
+    """As `merge_values`, in two kernels: for many rows."""
+    del ahead
     rows, heads, _ = output.shape
     rank, splits = values.shape[1], results.tops.shape[1]
-    mean = torch.empty(rows, heads, rank, dtype=dtype, device=output.device)
+    mean = output.new_empty(rows, heads, rank)
     _merge_latents[(rows, heads)](
-        results.tops, results.totals, results.outs, positions, bounds, mean, rows, splits,
+        results.tops, results.totals, results.outs, positions, work.bounds, work.folded_rows, mean, rows, splits,
         HEADS=heads, RANK=rank, RANK_PADDED=max(16, triton.next_power_of_2(rank)),
-        SPLITS_PADDED=triton.next_power_of_2(splits), num_warps=1, **LAUNCH,
+        SPLITS_PADDED=triton.next_power_of_2(splits),
+        FOLDED=work.folded, num_warps=1, **LAUNCH,
     )  # fmt: skip
     head_values(mean, values, output)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _merge_latents(
-    tops, totals, outs, positions, bounds, mean, rows, splits,
+    tops, totals, outs, positions, bounds, folded_rows, mean, rows, splits,
     HEADS: tl.constexpr, RANK: tl.constexpr, RANK_PADDED: tl.constexpr, SPLITS_PADDED: tl.constexpr,
+    FOLDED: tl.constexpr,
 ):  # fmt: skip
     wait_for_inputs()
     let_next_begin()
     m = tl.program_id(0) + tl.arange(0, 1)
     head = tl.program_id(1)
     folded = _folded(
-        tops, totals, outs, positions, bounds, m, head, rows, splits, HEADS, RANK, RANK_PADDED, SPLITS_PADDED, 1
+        tops, totals, outs, positions, bounds, folded_rows, m, head, rows, splits, HEADS, RANK, RANK_PADDED,
+        SPLITS_PADDED, FOLDED, 1,
     )  # fmt: skip
     r = tl.arange(0, RANK_PADDED)
     to = mean + (m.to(tl.int64)[:, None] * HEADS + head) * RANK + r[None, :]

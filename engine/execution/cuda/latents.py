@@ -11,11 +11,14 @@ from collections.abc import Iterator
 import torch
 
 from engine.execution.cuda.linears import ExactLinear, exact_linear, input_memory
+from engine.kernels.attention_splits import split_bounds
+from engine.kernels.latent_attention import STEPS
 from engine.kernels.latent_rows import absorb_and_append
 from engine.kernels.paged_kv import LatentKv
 from engine.kernels.rows import rms_norm
 from engine.layers.latent_attention import LatentAttention
 from engine.layers.linear import Linear
+from engine.models.decoder import Decoder
 
 _MULTIPLE = 16
 """Of the sizes of heads and latents, which are inputs of products."""
@@ -35,6 +38,12 @@ def latent_products(attention: LatentAttention) -> list[Linear]:
     """The linear layers of latent attention."""
     query_up = [] if attention.query_up is None else [attention.query_up[1]]
     return [*attention.inputs, *query_up, attention.output]
+
+
+def bounds_of(model: Decoder, context: int) -> list[int]:
+    """Where keys are cut, for contexts of so many tokens."""
+    latent = any(group.kind == "latent" for group in model.groups)
+    return split_bounds(context, STEPS) if latent else split_bounds(context)
 
 
 class FusedLatents:

@@ -120,20 +120,31 @@ class Sequences:
     def kept(self, index: int) -> torch.Tensor:
         return torch.cat([self.kv.data[block, 1, 0, 0] for block in self.tables[index]])[: LENGTHS[index]]
 
-    def decode(self, rows: list[int], limit: int | None = None, *, apart: bool = False) -> torch.Tensor:
-        """The values of these sequences' last tokens. `apart`: splits are merged and multiplied apart."""
+    def decode(
+        self,
+        rows: list[int],
+        limit: int | None = None,
+        *,
+        apart: bool = False,
+        folded: int | None = None,
+        tiles: bool = False,
+    ) -> torch.Tensor:
+        """The values of these sequences' last tokens. `apart`: splits are merged and multiplied apart. `tiles`: all
+        items are computed by the kernel that has those of several requests."""
         case = self.case
         order = sorted(range(len(rows)), key=lambda row: self.tables[rows[row]])
         positions = ints([LENGTHS[row] - 1 for row in rows])
         batch = DecodeBatch(positions, ints(rows), ints(order), self.block_tables)
         attention = LatentDecode(len(rows), case.heads, self.kv, ints(self.bounds))
-        attention.plan(batch, limit=limit)
+        if tiles:
+            attention.one_request = None
+        attention.plan(batch, limit=limit, folded=folded)
         query = torch.stack([self.absorbed[row][-1] for row in rows])
         out = torch.full((len(rows), case.heads, case.value), torch.nan, dtype=case.dtype, device=DEVICE)
         attention(query, self.kv, batch, SCORES, out)
         if apart:
             out.fill_(torch.nan)
-            merge_latents(attention.results, positions, ints(self.bounds), self.kv.values, out, case.dtype)
+            merge_latents(attention.results, positions, attention.work, self.kv.values, out)
         return out
 
     def prefill(self, index: int, first: int) -> torch.Tensor:
@@ -169,7 +180,7 @@ def test_rows_are_those_of_float64_in_any_company(case: Case) -> None:
         assert_same(sequences.prefill(index, length // 2), whole[length // 2 :], case.dtype)
     for limit in (1, 2):
         assert_same(sequences.decode(every, limit), together, case.dtype)
-    assert_same(sequences.decode(every, apart=True), together, case.dtype)
+    assert_same(sequences.decode(every, apart=True, folded=4), together, case.dtype)
     assert_same(sequences.decode([6, 2])[0], together[6], case.dtype)
     # Many rows are multiplied by other tiles, and one alone.
     absorbed = sequences.absorbed[5].clone()
@@ -182,5 +193,11 @@ def test_many_rows_have_the_bits_of_one() -> None:
     """Every kind of tile, and both ways to merge."""
     sequences = Sequences(Case(16, 512, 64, 128, 128, torch.bfloat16))
     alone = sequences.decode([7])[0]
+    assert torch.equal(sequences.decode([7], tiles=True)[0], alone)
     for count in (2, 15, 16, 17, 33, 64, 65, 200, 512):
         assert torch.equal(sequences.decode([7] * count), alone.expand(count, -1, -1)), count
+    every = list(range(len(LENGTHS)))
+    together = sequences.decode(every, tiles=True)
+    for folded in (0, 2, 8):
+        for apart in (False, True):
+            assert torch.equal(sequences.decode(every, folded=folded, apart=apart), together), folded
