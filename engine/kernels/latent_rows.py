@@ -86,9 +86,9 @@ def _absorb_and_append(
     if work < 0:
         wait_for_inputs()
         let_next_begin()
-        for start in range(first, tl.minimum(first + HIGH, rows), TOGETHER):
+        for next_row in range(first, tl.minimum(first + HIGH, rows), TOGETHER):
             _append(
-                entry, kv, norm, eps, cosines, sines, positions, table_rows, block_tables, start, rows, layer_offset,
+                entry, kv, norm, eps, cosines, sines, positions, table_rows, block_tables, next_row, rows, layer_offset,
                 entry_row, table_row, RANK, RANK_PADDED, ROPE, ROPE_PADDED, TOGETHER, BLOCK_STRIDE, INTERLEAVED,
             )  # fmt: skip
     else:

@@ -262,8 +262,9 @@ def _stack(
     if stacked is None:
         stacked = torch.stack([*weights, *further])
     else:
-        for memory, weight in zip(stacked[len(weights) :], further, strict=True):
-            memory.copy_(weight)
+        with torch.inference_mode():  # in which weights are loaded
+            for memory, weight in zip(stacked[len(weights) :], further, strict=True):
+                memory.copy_(weight)
     if not kept:
         return GroupedLinear(stacked, bias, placed=placed)
     weight = stacked.view(torch.float8_e4m3fn)
