@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels import latent_decode_hopper
+from engine.kernels import latent_decode_hopper, latent_prefill_hopper
 from engine.kernels.attention_splits import BLOCK, HIDDEN, LOG2_E, fold, normalize, sum_columns
 from engine.kernels.decode_plan import DecodeBatch, SplitResults, WorkList
 from engine.kernels.dependent_launch import LAUNCH, let_next_begin, wait_for_inputs
@@ -130,10 +130,13 @@ def prefill_latents(
     tiles: PrefillTiles,
     scores: Scores,
     output: torch.Tensor,
+    *,
+    on_hopper: bool = True,
 ) -> None:
     """Write the values that [rows, heads, rank + rope] queries see to `output` [rows, heads, value dim].
 
-    Otherwise as `prefill_attention.prefill_attention`; a tile has at most TILE_ROWS rows.
+    Otherwise as `prefill_attention.prefill_attention`; a tile has at most TILE_ROWS rows. `on_hopper`: by the kernel
+    for Hopper where it fits; if not, by the plain one, of the same bits.
     """
     rows, heads, _ = query.shape
     rank, rope = kv.rank, kv.head_dim - kv.rank
@@ -141,6 +144,12 @@ def prefill_latents(
     together = heads_together(heads)
     pairs = len(tiles.table) * (heads // together)
     programs = min(pairs, _programs(query.device))
+    if on_hopper and latent_prefill_hopper.fits(kv, heads, together):
+        latent_prefill_hopper.prefill(
+            query, kv, block_tables, bounds, tiles, scores, mean, together=together, programs=programs
+        )  # fmt: skip
+        head_values(mean, kv.values, output)
+        return
     kept = torch.empty(programs, TILE_ROWS, _padded(rank), dtype=torch.float32, device=query.device)
     _prefill[(programs,)](
         query, kv.data, mean, block_tables, bounds, tiles.table, kept, pairs, scores.scale * LOG2_E, kv.layer_offset,

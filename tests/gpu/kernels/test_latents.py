@@ -147,7 +147,7 @@ class Sequences:
             merge_latents(attention.results, positions, attention.work, self.kv.values, out)
         return out
 
-    def prefill(self, index: int, first: int) -> torch.Tensor:
+    def prefill(self, index: int, first: int, *, on_hopper: bool = True) -> torch.Tensor:
         """The values of a sequence's tokens from `first` on, as one chunk."""
         case, length = self.case, LENGTHS[index]
         tiles = plan_prefill_tiles(
@@ -156,7 +156,7 @@ class Sequences:
         out = torch.full((length - first, case.heads, case.value), torch.nan, dtype=case.dtype, device=DEVICE)
         there = PrefillTiles(tiles.table.to(DEVICE), tiles.tokens)
         query = self.absorbed[index][first:].contiguous()
-        prefill_latents(query, self.kv, self.block_tables, ints(self.bounds), there, SCORES, out)
+        prefill_latents(query, self.kv, self.block_tables, ints(self.bounds), there, SCORES, out, on_hopper=on_hopper)
         return out
 
 
@@ -177,7 +177,7 @@ def test_rows_are_those_of_float64_in_any_company(case: Case) -> None:
         whole = sequences.prefill(index, 0)
         assert_near(whole, values, case.dtype)
         assert_same(together[index], whole[-1], case.dtype)
-        assert_same(sequences.prefill(index, length // 2), whole[length // 2 :], case.dtype)
+        assert_same(sequences.prefill(index, length // 2, on_hopper=False), whole[length // 2 :], case.dtype)
     for limit in (1, 2):
         assert_same(sequences.decode(every, limit), together, case.dtype)
     assert_same(sequences.decode(every, apart=True, folded=4), together, case.dtype)
