@@ -20,7 +20,7 @@ from engine.kernels.paged_kv import PagedKv
 
 _OUTPUTS = 128
 """Outputs of a tile of a head's product, at most."""
-_NORMALIZED = 4
+_NORMALIZED = 8
 """Rows whose entries a program makes at a time."""
 _MERGED_OUTPUTS = 32
 """Outputs of a program that merges splits as well: each merges them again."""
