@@ -32,7 +32,7 @@ STEPS = ((8_192, 256), (65_536, 512), (1 << 30, 1_024))
 TILE_ROWS = 64
 """Rows of a tile: fewer would be multiplied by other, slower instructions."""
 _WARPS, _STAGES = 8, 2
-_MERGED_WITH_VALUES = 64
+_MERGED_WITH_VALUES = 8
 """Up to so many rows one kernel merges splits and multiplies by what makes values of latents."""
 
 
@@ -100,7 +100,7 @@ class LatentDecode:
         results = self.results
         of_several = int(self.one_request is not None)
         if self.one_request is not None:
-            self.one_request(query, kv, batch, self.work, results, scores)
+            self.one_request(query, kv, batch, self.work, results, scores, planned=ahead)
         if not of_several or min(self.limit, len(query)) > 1:
             self._by_tiles(query, kv, batch, scores, of_several, planned=ahead)
         merge = merge_values if len(query) <= _MERGED_WITH_VALUES else merge_latents

@@ -19,8 +19,8 @@ from prompt_cache.kv.block_keys import BLOCK_TOKENS
 logger = structlog.get_logger("engine.cuda")
 
 _RANK, _ENTRY, _MOST_HEADS = 512, 576, 16
-_STAGES = 3
-"""Blocks of entries in shared memory at a time."""
+_UNITS = 5
+"""Halves of blocks of entries in shared memory at a time, beside two requests' queries."""
 _THREADS = 288
 _FOLDED_SPLITS, _FOLD_FROM = 8, 384
 """So many splits of a row are one item from so many rows on: all multiprocessors have work without splits then."""
@@ -50,8 +50,8 @@ def _compiles(heads: int) -> bool:
 @cache
 def _kernel(heads: int) -> CudaKernel:
     # The ring begins at a multiple of 1,024 bytes.
-    ring = _STAGES * BLOCK_TOKENS * _ENTRY * 2
-    return CudaKernel("latent_decode.cu", "latent_decode", {"HEADS": heads, "STAGES": _STAGES}, 1_024 + ring)
+    ring = (_UNITS * BLOCK_TOKENS // 2 + 2 * _MOST_HEADS) * _ENTRY * 2
+    return CudaKernel("latent_decode.cu", "latent_decode", {"HEADS": heads, "UNITS": _UNITS}, 1_024 + ring)
 
 
 def folds(rows: int) -> int:
@@ -74,12 +74,14 @@ class OneRequestItems:
         work: WorkList,
         results: SplitResults,
         scores: Scores,
+        *,
+        planned: bool,
     ) -> None:
-        """Compute the items of one request of the list."""
+        """Compute the items of one request of the list. `planned`: see `decode_attention._partial`."""
         self._kernel(
             (self._processors, 1),
             _THREADS,
-            query,
+            TensorMap(query.view(-1, _ENTRY), _MOST_HEADS),
             self._boxes(kv.data),
             batch.positions,
             batch.table_rows,
@@ -94,15 +96,14 @@ class OneRequestItems:
             scores.scale * LOG2_E,
             kv.block_stride // _ENTRY,
             kv.layer_offset // _ENTRY,
-            query.stride(0),
-            query.stride(1),
             batch.block_tables.stride(0),
             results.tops.shape[1],
+            int(planned),
             dependent=True,
         )
 
     def _boxes(self, data: torch.Tensor) -> TensorMap:
         """What copies blocks: all entries as rows."""
         if self._map is None or self._map[0] != data.data_ptr():
-            self._map = data.data_ptr(), TensorMap(data.view(-1, _ENTRY), BLOCK_TOKENS)
+            self._map = data.data_ptr(), TensorMap(data.view(-1, _ENTRY), BLOCK_TOKENS // 2)
         return self._map[1]

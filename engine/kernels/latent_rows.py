@@ -232,7 +232,7 @@ def merge_values(
 def _folded(
     tops, totals, outs, positions, bounds, folded_rows, m, head, rows, splits,
     HEADS: tl.constexpr, RANK: tl.constexpr, RANK_PADDED: tl.constexpr, SPLITS_PADDED: tl.constexpr,
-    FOLDED: tl.constexpr, HIGH: tl.constexpr,
+    FOLDED: tl.constexpr, HIGH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The mean latents [HIGH, RANK_PADDED] of these rows and one head, in fp32; zeros for padding."""
     r = tl.arange(0, RANK_PADDED)
@@ -248,7 +248,7 @@ def _folded(
     top = tl.full((HIGH,), HIDDEN, tl.float32)
     total = tl.zeros((HIGH,), tl.float32)
     out = tl.zeros((HIGH, RANK_PADDED), tl.float32)
-    for split in tl.range(tl.min(first, 0), tl.max(last, 0)):
+    for split in tl.range(tl.min(first, 0), tl.max(last, 0), num_stages=STAGES):
         has = (split >= first) & (split < last)
         place = tl.where(split == first, 0, split) if FOLDED else split
         at = (m.to(tl.int64) * splits + place) * HEADS + head
@@ -289,7 +289,7 @@ def _merge_values(
         let_next_begin()
     mean = _folded(
         tops, totals, outs, positions, bounds, folded_rows, m, head, rows, splits, HEADS, RANK, RANK_PADDED,
-        SPLITS_PADDED, FOLDED, 16,
+        SPLITS_PADDED, FOLDED, 16, 2,
     )  # fmt: skip
     # Rounded first, as where the mean is stored.
     y = tl.dot(mean.to(w.dtype), w, input_precision="ieee")
@@ -332,7 +332,7 @@ def _merge_latents(
     head = tl.program_id(1)
     folded = _folded(
         tops, totals, outs, positions, bounds, folded_rows, m, head, rows, splits, HEADS, RANK, RANK_PADDED,
-        SPLITS_PADDED, FOLDED, 1,
+        SPLITS_PADDED, FOLDED, 1, 4,
     )  # fmt: skip
     r = tl.arange(0, RANK_PADDED)
     to = mean + (m.to(tl.int64)[:, None] * HEADS + head) * RANK + r[None, :]

@@ -1,19 +1,22 @@
 // Decode attention over latents on Hopper, of items of one request: what `_partial` of `latent_attention.py` computes,
 // with the same bits.
 //
-// One warp fetches blocks of 64 entries into a ring in shared memory by the tensor memory accelerator, and runs ahead
-// over the ends of items, so that memory is read all the time. Eight warps compute each block together. Products are
-// turned round, so that few heads fill the instructions: entries are rows of the first, latents of the second one, and
-// heads are their columns. A warp has 16 entries and eight heads of the scores, and then 64 latents of all heads.
+// One warp fetches queries, and entries into a ring in shared memory, by the tensor memory accelerator, and runs ahead
+// over the ends of items, so that memory is read all the time. Eight warps compute each block of 64 entries together.
+// Products are turned round, so that few heads fill the instructions: entries are rows of the first, latents of the
+// second one, and heads are their columns. A warp has 16 entries and eight heads of the scores, and then 64 latents of
+// all heads.
 //
-// Macros: HEADS (at most 16), STAGES blocks of the ring.
+// Macros: HEADS (at most 16), UNITS of half a block in the ring.
 
 #define DIM 64  // of a box: what is swizzled together
 #define IS_BF16 1
 #include "hopper_attention.cuh"
 
 constexpr int RANK = 512, ENTRY = 576;
-constexpr int STAGE_BYTES = ENTRY / DIM * BOX_BYTES;
+constexpr int BOXES = ENTRY / DIM, UNIT = BLOCK / 2;
+constexpr int UNIT_BOX_BYTES = UNIT * 128, UNIT_BYTES = BOXES * UNIT_BOX_BYTES;
+constexpr int QUERY_BOX_BYTES = 16 * 128, QUERY_BYTES = BOXES * QUERY_BOX_BYTES;
 constexpr int WARPS = 8;              // that compute
 constexpr int STEPS = ENTRY / 16;     // of a score
 constexpr int TILES = RANK / WARPS / 16;
@@ -28,14 +31,30 @@ struct Shared {
 struct Item {
   int row, split, first, stop;  // the entries first .. stop, which are all that the row sees of its splits
   const int* table;
+};
 
-  __device__ __forceinline__ Item(
-      const int* item, const int* order, const int* positions, const int* table_rows, const int* block_tables,
-      int table_row, const int* bounds, int splits) {
-    row = order[item[0]], split = item[2];
-    first = bounds[split];
-    stop = min(bounds[min(split + 1 + item[3], splits)], positions[row] + 1);
-    table = block_tables + (u64)table_rows[row] * table_row;
+struct Plan {
+  const int *items, *order, *positions, *table_rows, *block_tables, *bounds;
+  int table_row, splits, many;
+
+  __device__ __forceinline__ Item operator[](int place) const {
+    Item found = {};
+    if (many == 0) return found;
+    const int* item = items + 4 * min(place, many - 1);
+    found.row = order[item[0]], found.split = item[2];
+    found.first = bounds[found.split];
+    found.stop = min(bounds[min(found.split + 1 + item[3], splits)], positions[found.row] + 1);
+    found.table = block_tables + (u64)table_rows[found.row] * table_row;
+    return found;
+  }
+};
+
+// Where units lie, and whose turn a unit's place has: both sides count them.
+struct Ring {
+  u32 memory, full, empty, place = 0, turn = 0;
+
+  __device__ __forceinline__ void step() {
+    if (++place == UNITS) place = 0, turn ^= 1;
   }
 };
 
@@ -79,45 +98,63 @@ __device__ __forceinline__ float most_of_lanes(float x) {
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32 + 32, 1) latent_decode(
-    const u16* __restrict__ query, const __grid_constant__ TensorMap kv, const int* __restrict__ positions,
+    const __grid_constant__ TensorMap queries, const __grid_constant__ TensorMap kv, const int* __restrict__ positions,
     const int* __restrict__ table_rows, const int* __restrict__ order, const int* __restrict__ block_tables,
     const int* __restrict__ bounds, const int* __restrict__ items, const int* __restrict__ count,
     float* __restrict__ tops, float* __restrict__ totals, float* __restrict__ outs, float scale, int block_rows,
-    int layer_rows, int query_row, int query_head, int table_row, int splits) {
+    int layer_rows, int table_row, int splits, int planned) {
   extern __shared__ unsigned char dynamic[];
   __shared__ Shared shared;
-  __shared__ u64 barriers[2 * STAGES];
-  u32 ring = ((u32)__cvta_generic_to_shared(dynamic) + 1023) & ~1023u;
-  u32 full = (u32)__cvta_generic_to_shared(barriers), empty = full + 8 * STAGES;
+  __shared__ u64 barriers[2 * UNITS + 4];
+  Ring ring;
+  ring.memory = ((u32)__cvta_generic_to_shared(dynamic) + 1023) & ~1023u;
+  ring.full = (u32)__cvta_generic_to_shared(barriers), ring.empty = ring.full + 8 * UNITS;
+  u32 query = ring.memory + UNITS * UNIT_BYTES, full_query = ring.empty + 8 * UNITS, empty_query = full_query + 16;
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < STAGES; stage++) {
-      init_barrier(full + 8 * stage, 1);
-      init_barrier(empty + 8 * stage, WARPS);
+    for (int unit = 0; unit < UNITS; unit++) {
+      init_barrier(ring.full + 8 * unit, 1);
+      init_barrier(ring.empty + 8 * unit, WARPS);
     }
+    for (int i = 0; i < 2; i++) init_barrier(full_query + 8 * i, 1), init_barrier(empty_query + 8 * i, WARPS);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  // The plan may be there before queries and new entries are.
+  if (!planned) asm volatile("griddepcontrol.wait;" ::: "memory");
+  Plan plan = {items, order, positions, table_rows, block_tables, bounds, table_row, splits, *count};
+  Item next = plan[blockIdx.x];
+  if (planned) asm volatile("griddepcontrol.wait;" ::: "memory");
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-  int many = *count, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  int many = plan.many, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
 
   if (warp == WARPS) {
     if (lane) return;
     u64 policy;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    u32 n = 0;
-    for (int p = blockIdx.x; p < many; p += gridDim.x) {
-      Item item(items + 4 * p, order, positions, table_rows, block_tables, table_row, bounds, splits);
-      int last = (item.stop - 1) / BLOCK, block = item.table[item.first / BLOCK];
-      for (int j = item.first / BLOCK; j <= last; j++, n++) {
-        int stage = n % STAGES, next = item.table[min(j + 1, last)];
-        u32 to = ring + stage * STAGE_BYTES, barrier = full + 8 * stage;
-        wait(empty + 8 * stage, (n / STAGES & 1) ^ 1);
-        expect(barrier, STAGE_BYTES);
+    u32 computed = 0;
+    int block = many ? next.table[next.first / BLOCK] : 0;
+    for (int p = blockIdx.x; p < many; p += gridDim.x, computed++) {
+      Item item = next;
+      next = plan[p + gridDim.x];
+      int last = (item.stop - 1) / BLOCK;
+      u32 side = computed & 1, barrier = full_query + 8 * side;
+      wait(empty_query + 8 * side, (computed >> 1 & 1) ^ 1);
+      expect(barrier, QUERY_BYTES);
 #pragma unroll
-        for (int box = 0; box < ENTRY / DIM; box++)
-          fetch_once(to + box * BOX_BYTES, &kv, box * DIM, block * block_rows + layer_rows, barrier, policy);
-        block = next;
+      for (int box = 0; box < BOXES; box++)
+        fetch(query + side * QUERY_BYTES + box * QUERY_BOX_BYTES, &queries, box * DIM, item.row * HEADS, barrier);
+      for (int j = item.first / BLOCK; j <= last; j++) {
+        int following = j < last ? item.table[j + 1] : next.table[next.first / BLOCK];
+        for (int half = 0; half < 2; half++, ring.step()) {
+          u32 to = ring.memory + ring.place * UNIT_BYTES, full = ring.full + 8 * ring.place;
+          int row = block * block_rows + layer_rows + half * UNIT;
+          wait(ring.empty + 8 * ring.place, ring.turn ^ 1);
+          expect(full, UNIT_BYTES);
+#pragma unroll
+          for (int box = 0; box < BOXES; box++)
+            fetch_once(to + box * UNIT_BOX_BYTES, &kv, box * DIM, row, full, policy);
+        }
+        block = following;
       }
     }
     return;
@@ -125,17 +162,20 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32 + 32, 1) latent_decode(
 
   // Of the scores: entries `entry` and 8 further, heads `column` and the next one of the eight from 8 · `side` on.
   int side = warp >> 2, entry = (warp & 3) * 16 + (lane >> 2), column = 2 * (lane & 3);
-  u32 n = 0;
-  for (int p = blockIdx.x; p < many; p += gridDim.x) {
-    Item item(items + 4 * p, order, positions, table_rows, block_tables, table_row, bounds, splits);
-    u32 q[STEPS][2];
-    int of_query = side * 8 + (lane >> 2);
-    const u16* from = query + (u64)item.row * query_row + of_query * query_head + column;
+  u32 computed = 0;
+  for (int p = blockIdx.x; p < many; p += gridDim.x, computed++) {
+    Item item = next;
+    next = plan[p + gridDim.x];
+    u32 q[STEPS / 2][4];
+    wait(full_query + 8 * (computed & 1), computed >> 1 & 1);
+    {
+      int row = side * 8 + (lane & 7);
+      u32 at = query + (computed & 1) * QUERY_BYTES + row * 128;
 #pragma unroll
-    for (int k = 0; k < STEPS; k++) {
-      q[k][0] = of_query < HEADS ? *(const u32*)(from + 16 * k) : 0;
-      q[k][1] = of_query < HEADS ? *(const u32*)(from + 16 * k + 8) : 0;
+      for (int k = 0; k < STEPS / 2; k++)
+        load_matrices(q[k], at + (k >> 1) * QUERY_BOX_BYTES + ((((k & 1) * 4 + (lane >> 3)) ^ (row & 7)) << 4));
     }
+    arrive(empty_query + 8 * (computed & 1));
     // Of four heads: `column` and the next one, of both sides.
     float top[4], folded_top[4], folded_total[4], weights[4] = {0, 0, 0, 0};
     float out[TILES][2][4], folded[TILES][2][4];
@@ -146,19 +186,23 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32 + 32, 1) latent_decode(
 #pragma unroll
       for (int i = 0; i < 8; i++) out[t][i >> 2][i & 3] = folded[t][i >> 2][i & 3] = 0;
     int split = item.split, end = bounds[split + 1];
-    for (int key = item.first; key < item.stop; key += BLOCK, n++) {
-      int stage = n % STAGES, held = item.stop - key;
-      u32 block = ring + stage * STAGE_BYTES;
-      wait(full + 8 * stage, n / STAGES & 1);
+    for (int key = item.first; key < item.stop; key += BLOCK) {
+      int held = item.stop - key;
+      u32 places[2], units[2];
+#pragma unroll
+      for (int half = 0; half < 2; half++, ring.step()) {
+        places[half] = ring.place, units[half] = ring.memory + ring.place * UNIT_BYTES;
+        wait(ring.full + 8 * ring.place, ring.turn);
+      }
       float score[4] = {0, 0, 0, 0};
       {
-        int row = (warp & 3) * 16 + (lane & 15);
-        u32 at = block + row * 128, turn = row & 7;
+        int row = (warp & 1) * 16 + (lane & 15);
+        u32 at = (warp & 2 ? units[1] : units[0]) + row * 128, turn = row & 7;
 #pragma unroll
         for (int k = 0; k < STEPS; k++) {
           u32 a[4];
-          load_matrices(a, at + (k >> 2) * BOX_BYTES + ((((k & 3) * 2 + (lane >> 4)) ^ turn) << 4));
-          add_product(score, a, q[k][0], q[k][1]);
+          load_matrices(a, at + (k >> 2) * UNIT_BOX_BYTES + ((((k & 3) * 2 + (lane >> 4)) ^ turn) << 4));
+          add_product(score, a, q[k >> 1][(k & 1) * 2], q[k >> 1][(k & 1) * 2 + 1]);
         }
       }
       if (held < BLOCK) {
@@ -195,7 +239,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32 + 32, 1) latent_decode(
       if (held < BLOCK) {
         // What lies behind the last entry was never written: 0 * NaN would be NaN.
         for (int i = threadIdx.x; i < (BLOCK - held) * (RANK / 8); i += WARPS * 32) {
-          u32 at = block + (i & 7) * 16 + (i >> 3 & 7) * BOX_BYTES + (held + (i >> 6)) * 128;
+          int entry_at = held + (i >> 6);
+          u32 at = (entry_at < UNIT ? units[0] : units[1]) + (i & 7) * 16 + (i >> 3 & 7) * UNIT_BOX_BYTES +
+                   entry_at % UNIT * 128;
           asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
         }
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -207,8 +253,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32 + 32, 1) latent_decode(
 #pragma unroll
         for (int i = 0; i < 4; i++)
           b[i >> 1][i & 1] = *(const u32*)&shared.weights[(i >> 1) * 8 + (lane >> 2)][k * 16 + (i & 1) * 8 + column];
-        int row = k * 16 + (lane >> 4) * 8 + (lane & 7);
-        u32 at = block + warp * BOX_BYTES + row * 128;
+        int row = (k & 1) * 16 + (lane >> 4) * 8 + (lane & 7);
+        u32 at = units[k >> 1] + warp * UNIT_BOX_BYTES + row * 128;
 #pragma unroll
         for (int t = 0; t < TILES; t++) {
           u32 a[4];
@@ -217,7 +263,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32 + 32, 1) latent_decode(
           add_product(out[t][1], a, b[1][0], b[1][1]);
         }
       }
-      arrive(empty + 8 * stage);
+      arrive(ring.empty + 8 * places[0]);
+      arrive(ring.empty + 8 * places[1]);
       if (key + BLOCK < end && key + BLOCK < item.stop) continue;
 
       // The split ends: `attention_splits.fold`.
