@@ -30,6 +30,7 @@ FAMILIES = [
     pytest.param("mixtral", {"head_dim": 16}, marks=pytest.mark.gpu),
     pytest.param("gpt-oss", {}, marks=pytest.mark.gpu),
     pytest.param("deepseek v2", {}, marks=pytest.mark.gpu),
+    pytest.param("glm4 moe", {}, marks=pytest.mark.gpu),
     pytest.param("deepseek v3", {"q_lora_rank": 32}, marks=pytest.mark.slow),
 ]
 SIZES = Sizes(4, 128, 256, [8])
