@@ -37,6 +37,7 @@ __device__ __forceinline__ void multiply_keys(float (&x)[SCORES], u64 a, u64 b, 
 // x [64, 256] += a [64, 16] b [16, 256], both in shared memory; of b the outer dimension is contiguous.
 __device__ __forceinline__ void add_latents(float (&x)[SUMS], u64 a, u64 b) {
   asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
       "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, "
@@ -45,9 +46,9 @@ __device__ __forceinline__ void add_latents(float (&x)[SUMS], u64 a, u64 b) {
       "%82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, "
       "%101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, "
       "%117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-      "%128, %129, 1, 1, 1, 0, 1;"
+      "%128, %129, add, 1, 1, 0, 1;\n}"
       : F32(x, 0), F32(x, 32), F32(x, 64), F32(x, 96)
-      : "l"(a), "l"(b));
+      : "l"(a), "l"(b), "r"(1));
 }
 
 __device__ __forceinline__ void meet() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
