@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 
 from engine.execution.cuda.linears import fp8_weight
+from engine.execution.cuda.shared_experts import Slices, columns_of, narrowed, repeats_of, sides_of, unlike
 from engine.kernels import grouped_linear as plain
-from engine.kernels.expert_routing import Routes, Tiles, place_rows, route_rows, router_logits, score_experts
+from engine.kernels.expert_routing import Routes, Tiles, place_rows, route_rows, router_logits
+from engine.kernels.expert_scores import score_experts
 from engine.kernels.grouped_linear import grouped_linear
 from engine.kernels.rows import quantize_rows, silu_mul
 from engine.layers.activation import silu_times
@@ -211,17 +212,8 @@ def unsupported_experts(
         return "the router is kept otherwise"
     reasons = [_unsupported_expert(expert, reason_of) for expert in mixture.experts]
     if shared is not None:
-        reasons += [_unlike(shared, mixture.experts[0]), _unsupported_expert(shared, reason_of)]
+        reasons += [unlike(shared, mixture.experts[0]), _unsupported_expert(shared, reason_of)]
     return next((reason for reason in reasons if reason is not None), None)
-
-
-def _unlike(shared: Expert, expert: Expert) -> str | None:
-    """Why what all rows have cannot be taken for several experts like this one."""
-    if not isinstance(shared, FeedForward) or not isinstance(expert, FeedForward) or shared.inner % expert.inner:
-        return f"beside the experts there is {type(shared).__name__}"
-    if shared.gate_up.bias is not None or (fp8_weight(shared.down) is None) is not (fp8_weight(expert.down) is None):
-        return "shared experts are kept in another way"
-    return None
 
 
 def _unsupported_expert(expert: Expert, reason_of: Callable[[Linear], str | None]) -> str | None:
@@ -232,10 +224,6 @@ def _unsupported_expert(expert: Expert, reason_of: Callable[[Linear], str | None
     if (fp8_weight(expert.gate_up) is None) is not (fp8_weight(expert.down) is None):
         return "products of an expert are kept in different ways"
     return reason_of(expert.gate_up) or reason_of(expert.down)
-
-
-Slices: TypeAlias = Callable[[torch.Tensor], list[torch.Tensor]]
-"""The weight, or the scales, of experts that all rows have → those of each, as one of the others has them."""
 
 
 def _stack(
@@ -271,30 +259,6 @@ def _stack(
     return GroupedLinear(weight, bias, placed=placed, scales=torch.stack(scales).float(), dtype=each[0].dtype)
 
 
-def _sides_of(count: int) -> Slices:
-    """Of outputs that are first all of the gate's, then all of up's."""
-
-    def slices(x: torch.Tensor) -> list[torch.Tensor]:
-        sides = x.view(2, count, -1, *x.shape[1:])
-        return [sides[:, at].flatten(0, 1) for at in range(count)]
-
-    return slices
-
-
-def _columns_of(count: int) -> Slices:
-    return lambda weight: list(weight.chunk(count, 1))
-
-
-def _repeats_of(count: int) -> Slices:
-    return lambda scales: [scales] * count
-
-
-def _narrowed(gate: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A router's weight in the model's type where that loses nothing: products are as exact, and quicker."""
-    narrow = gate.to(dtype)
-    return narrow if torch.equal(narrow.to(gate.dtype), gate) else gate
-
-
 class FusedExperts:
     """The feed-forward part of a layer that is a mixture of experts; see `unsupported_experts`.
 
@@ -308,7 +272,7 @@ class FusedExperts:
         assert isinstance(mixture.router, TopExperts | ScoredExperts)
         experts = [expert for expert in mixture.experts if isinstance(expert, FeedForward | GptOssExpert)]
         self.router, self.bias = mixture.router, mixture.gate.bias
-        self.gate = _narrowed(mixture.gate.weight, experts[0].down.dtype)
+        self.gate = narrowed(mixture.gate.weight, experts[0].down.dtype)
         self.clamped = clamped(experts[0])
         stacked = mixture.stacked
         gate_up, down = (None, None) if stacked is None else (stacked.gate_up, stacked.down)
@@ -318,8 +282,8 @@ class FusedExperts:
             count = self.shared = shared.inner * self.experts // sum(
                 expert.inner for expert in experts if isinstance(expert, FeedForward)
             )  # fmt: skip
-            more_gate_up = shared.gate_up, _sides_of(count), _sides_of(count)
-            more_down = shared.down, _columns_of(count), _repeats_of(count)
+            more_gate_up = shared.gate_up, sides_of(count), sides_of(count)
+            more_down = shared.down, columns_of(count), repeats_of(count)
         self.gate_up = _stack((expert.gate_up for expert in experts), gate_up, placed=False, shared=more_gate_up)
         self.down = _stack((expert.down for expert in experts), down, placed=True, shared=more_down)
         device = self.gate_up.weight.device

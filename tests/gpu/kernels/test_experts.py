@@ -15,8 +15,8 @@ from engine.kernels.expert_routing import (
     place_rows,
     route_rows,
     router_logits,
-    score_experts,
 )
+from engine.kernels.expert_scores import score_experts
 from engine.kernels.grouped_linear import LEAST_HIGH, grouped_linear
 from engine.kernels.linear import fp8_tile_for, linear, tile_for
 from engine.kernels.rows import silu_mul
