@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.execution.cuda.linears import fp8_weight
-from engine.execution.cuda.shared_experts import Slices, columns_of, narrowed, repeats_of, sides_of, unlike
+from engine.execution.cuda.stacked_experts import columns_of, narrowed, repeats_of, sides_of, stacked_weights, unlike
 from engine.kernels import grouped_linear as plain
 from engine.kernels.expert_routing import Routes, Tiles, place_rows, route_rows, router_logits
 from engine.kernels.expert_scores import score_experts
@@ -72,10 +72,10 @@ class GroupedLinear:
         self,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        *,
-        placed: bool,
         scales: torch.Tensor | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        placed: bool,
     ) -> None:
         self.weight = weight
         self.bias = bias
@@ -226,39 +226,6 @@ def _unsupported_expert(expert: Expert, reason_of: Callable[[Linear], str | None
     return reason_of(expert.gate_up) or reason_of(expert.down)
 
 
-def _stack(
-    products: Iterable[Linear],
-    stacked: torch.Tensor | None,
-    *,
-    placed: bool,
-    shared: tuple[Linear, Slices, Slices] | None = None,
-) -> GroupedLinear:
-    """One product of all experts. `stacked`: their weights, if these are slices of one tensor, with room for those of
-    `shared`, the product of experts that all rows have: with it come slices of its weight, and of its scales."""
-    each = list(products)
-    biases = [product.bias for product in each if product.bias is not None]
-    bias = torch.stack(biases) if biases else None
-    kept = [piece for product in each if (piece := fp8_weight(product)) is not None]
-    weights = [piece.codes for piece in kept] or [product.weight for product in each]
-    scales = [piece.scales.view(-1) for piece in kept]
-    further: list[torch.Tensor] = []
-    if shared is not None:
-        product, weights_of, scales_of = shared
-        piece = fp8_weight(product)
-        further = weights_of(product.weight if piece is None else piece.codes)
-        scales += [] if piece is None else scales_of(piece.scales.view(-1))
-    if stacked is None:
-        stacked = torch.stack([*weights, *further])
-    else:
-        with torch.inference_mode():  # in which weights are loaded
-            for memory, weight in zip(stacked[len(weights) :], further, strict=True):
-                memory.copy_(weight)
-    if not kept:
-        return GroupedLinear(stacked, bias, placed=placed)
-    weight = stacked.view(torch.float8_e4m3fn)
-    return GroupedLinear(weight, bias, placed=placed, scales=torch.stack(scales).float(), dtype=each[0].dtype)
-
-
 class FusedExperts:
     """The feed-forward part of a layer that is a mixture of experts; see `unsupported_experts`.
 
@@ -284,8 +251,10 @@ class FusedExperts:
             )  # fmt: skip
             more_gate_up = shared.gate_up, sides_of(count), sides_of(count)
             more_down = shared.down, columns_of(count), repeats_of(count)
-        self.gate_up = _stack((expert.gate_up for expert in experts), gate_up, placed=False, shared=more_gate_up)
-        self.down = _stack((expert.down for expert in experts), down, placed=True, shared=more_down)
+        self.gate_up = GroupedLinear(
+            *stacked_weights([expert.gate_up for expert in experts], gate_up, more_gate_up), placed=False
+        )
+        self.down = GroupedLinear(*stacked_weights([expert.down for expert in experts], down, more_down), placed=True)
         device = self.gate_up.weight.device
         self.ends = torch.zeros(self.gate_up.experts, dtype=torch.int32, device=device)
         """The place behind each expert's last one, of the last pass with more than one row."""
