@@ -15,7 +15,7 @@ from engine.models.registry import FAMILIES, kept_in_tiles
 from engine.options import Tiles
 
 _DEVIATION = 0.02
-_WITH_EXPERTS = frozenset({"gpt_oss", "mixtral", "qwen3_moe"})
+_WITH_EXPERTS = frozenset({"deepseek_v2", "deepseek_v3", "gpt_oss", "mixtral", "qwen3_moe"})
 
 
 class _RandomTensors:
@@ -35,6 +35,8 @@ class _RandomTensors:
             into.fill_(1.0)
         else:
             into.normal_(0.0, self._embedding if name.endswith("embed_tokens.weight") else _DEVIATION)
+        if into.dtype == torch.float32 and name.endswith("gate.weight"):
+            into.copy_(into.bfloat16())  # as routers are stored, whatever they compute in
 
     def has_part(self, name: str) -> bool:
         return not name.endswith(("qkv_proj", "gate_up_proj"))

@@ -8,7 +8,7 @@ A row has the same bits in all of them, for these reasons:
 - `tl.dot` gives a row the same bits in tiles of 16 to 128 rows.
 - The maximum of a row does not depend on the order.
 - The sum of a row's weights would depend on the register layout. It is therefore kept as one partial sum for each key
-  column, and added up once a split by a fixed tree (`_sum_columns`).
+  column, and added up once a split by a fixed tree (`sum_columns`).
 - A fully masked block adds exactly zero.
 - Products that are added are fused explicitly (`tl.fma`), never as the compiler sees fit.
 """
@@ -59,7 +59,7 @@ def pipeline_stages(dim_padded: int, dtype: torch.dtype) -> int:
 
 
 @triton.jit
-def _sum_columns(x, ROWS: tl.constexpr):
+def sum_columns(x, ROWS: tl.constexpr):
     """[ROWS, 64] → [ROWS], by a fixed tree of neighbours, whatever the layout."""
     a, b = tl.split(tl.reshape(x, (ROWS, 32, 2)))
     x32 = a + b
@@ -214,7 +214,7 @@ def attend_split(
         )  # fmt: skip
     if IN_FP8:
         out = whole(out, out_second, ROWS, DIM)
-    total = _sum_columns(weights, ROWS)
+    total = sum_columns(weights, ROWS)
     if not WHOLE:
         seen = positions >= begin
         if WINDOW:

@@ -65,15 +65,15 @@ def router_logits(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     """
     rows, inputs = x.shape
     experts = weight.shape[0]
-    step = 256 // x.itemsize
+    step = 256 // max(x.itemsize, weight.itemsize)
     while inputs % (_PARTS * step) and step > 16:
         step //= 2
     parts = 1 if inputs % (_PARTS * step) else _PARTS
     logits = torch.empty(rows, experts, dtype=torch.float32, device=x.device)
     _router_logits[(experts // 16, triton.cdiv(rows, 16))](
         x, weight, logits if bias is None else bias, logits, rows, x.stride(0), logits.stride(0),
-        INPUTS=inputs, PARTS=parts, STEP=step, LINE=128 // x.itemsize,
-        LINES=triton.next_power_of_2(-(-inputs * x.itemsize // 128)), BIAS=bias is not None,
+        INPUTS=inputs, PARTS=parts, STEP=step, LINE=128 // weight.itemsize,
+        LINES=triton.next_power_of_2(-(-inputs * weight.itemsize // 128)), BIAS=bias is not None,
         num_warps=4, num_stages=4, **LAUNCH,
     )  # fmt: skip
     return logits
@@ -101,7 +101,7 @@ def _router_logits(
     for start in range(0, INPUTS // PARTS, STEP):
         w = tl.load(weight_at + start)
         v = tl.load(x_at + start, mask=inside, other=0.0)
-        total = tl.dot(v, tl.permute(w, (0, 2, 1)), total, input_precision="ieee")
+        total = tl.dot(v.to(w.dtype), tl.permute(w, (0, 2, 1)), total, input_precision="ieee")
     result = tl.sum(total, 0)
     if BIAS:
         result += tl.load(bias + n).to(tl.float32)[None, :]
@@ -117,29 +117,35 @@ def route_rows(
     normalize: bool,
     high: int,
     ends: torch.Tensor,
+    scores: torch.Tensor | None = None,
+    scale: float = 1.0,
+    shared: int = 0,
 ) -> Routes:
     """The `ranks` experts of highest logits fp32 [rows, at least `experts`] for each row; among equals the first ones.
 
-    Their weights are the softmax over all experts, or with `normalize` over the chosen ones. NaN counts as the lowest
-    logit. `ends` int32 [experts] is written, unless there is one row only.
+    Their weights are the softmax over all experts, or with `normalize` over the chosen ones; with `scores`, fp32 as the
+    logits, those, divided by their sum if `normalize`; times `scale`. NaN counts as the lowest logit. Behind these
+    experts there are `shared` ones, which each row has behind its ranks, with a weight of 1. `ends` int32 [experts +
+    shared] is written, unless there is one row only.
     """
-    rows = len(logits)
+    rows, each, every = len(logits), ranks + shared, experts + shared
     alone = rows == 1
-    most = ranks if alone else min(experts, rows * ranks) + rows * ranks // high
+    most = each if alone else min(every, rows * each) + rows * each // high
     words = torch.empty(HEADER + 4 * most, dtype=torch.int32, device=logits.device)
-    places = torch.empty(rows, ranks, dtype=torch.int32, device=logits.device)
+    places = torch.empty(rows, each, dtype=torch.int32, device=logits.device)
     chosen = torch.empty_like(places)
-    weights = torch.empty(rows, ranks, dtype=torch.float32, device=logits.device)
+    weights = torch.empty(rows, each, dtype=torch.float32, device=logits.device)
     _choose[(rows,)](
-        logits, positions, chosen, weights, places, words, logits.stride(0),
+        logits, logits if scores is None else scores, positions, chosen, weights, places, words, scale,
+        logits.stride(0),
         EXPERTS=experts, PADDED=max(32, triton.next_power_of_2(experts)), RANKS=ranks, NORMALIZE=normalize,
-        ALONE=alone, num_warps=4, **LAUNCH,
+        SCORED=scores is not None, SHARED=shared, ALONE=alone, num_warps=4, **LAUNCH,
     )  # fmt: skip
     if not alone:
-        pairs = rows * ranks
-        _plan[(experts,)](
+        pairs = rows * each
+        _plan[(every,)](
             chosen, places, words, ends, pairs, high,
-            EXPERTS=experts, BINS=max(32, triton.next_power_of_2(experts + 1)),
+            EXPERTS=every, BINS=max(32, triton.next_power_of_2(every + 1)),
             BLOCK=next((count for count in _COUNTED if pairs <= count), _COUNTED[-1]),
             num_warps=8 if pairs > _COUNTED[0] else 4, **LAUNCH,
         )  # fmt: skip
@@ -148,8 +154,9 @@ def route_rows(
 
 @triton.jit
 def _choose(
-    logits, positions, chosen, weights, places, words, logits_row,
-    EXPERTS: tl.constexpr, PADDED: tl.constexpr, RANKS: tl.constexpr, NORMALIZE: tl.constexpr, ALONE: tl.constexpr,
+    logits, scores, positions, chosen, weights, places, words, scale, logits_row,
+    EXPERTS: tl.constexpr, PADDED: tl.constexpr, RANKS: tl.constexpr, NORMALIZE: tl.constexpr, SCORED: tl.constexpr,
+    SHARED: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
     """An expert's rank is the number of those in front of it. `ALONE`: this is the only row, so that the tiles are its
     experts in the order of their ranks."""
@@ -167,14 +174,38 @@ def _choose(
         before = (theirs > own[:, None]) | ((theirs == own[:, None]) & (other[None, :] < e[:, None]))
         rank += tl.sum(before.to(tl.int32), 1)
     taken = (rank < RANKS) & (e < EXPERTS)
-    value = tl.exp(x - tl.max(x, 0))
-    total = tl.sum(tl.where(taken if NORMALIZE else e < EXPERTS, value, 0.0), 0)
-    at = row * RANKS + rank
-    tl.store(chosen + at, tl.where(real, e, EXPERTS), mask=taken)
-    tl.store(weights + at, tl.where(real, value / total, 0.0), mask=taken)
+    EACH: tl.constexpr = RANKS + SHARED
+    at = row * EACH + rank
+    if SCORED:
+        weight = tl.load(scores + row * logits_row + e, mask=e < EXPERTS, other=0.0)
+        if NORMALIZE:
+            weight = weight / tl.sum(tl.where(taken, weight, 0.0), 0)
+    else:
+        value = tl.exp(x - tl.max(x, 0))
+        weight = value / tl.sum(tl.where(taken if NORMALIZE else e < EXPERTS, value, 0.0), 0)
+    tl.store(chosen + at, tl.where(real, e, EXPERTS + SHARED), mask=taken)
+    tl.store(weights + at, tl.where(real, weight * scale, 0.0), mask=taken)
+    if SHARED:
+        # What behind the experts is no expert stands for the shared ones.
+        further = tl.arange(0, PADDED)
+        behind = further < SHARED
+        tl.store(
+            chosen + row * EACH + RANKS + further, tl.where(real, EXPERTS + further, EXPERTS + SHARED), mask=behind
+        )  # fmt: skip
+        tl.store(
+            weights + row * EACH + RANKS + further, tl.where(real, 1.0, 0.0) + tl.zeros_like(further), mask=behind
+        )  # fmt: skip
+        if ALONE:
+            last = RANKS + further
+            tl.store(places + last, tl.where(real, last, -1), mask=behind)
+            entry = words + 4 + 4 * last
+            tl.store(entry, EXPERTS + further, mask=behind)
+            tl.store(entry + 1, tl.zeros_like(last), mask=behind)
+            tl.store(entry + 2, tl.zeros_like(last) + 1, mask=behind)
+            tl.store(entry + 3, last, mask=behind)
     if ALONE:
         tl.store(places + rank, tl.where(real, rank, -1), mask=taken)
-        tl.store(words, tl.where(real, RANKS, 0))
+        tl.store(words, tl.where(real, EACH, 0))
         entry = words + 4 + 4 * rank
         tl.store(entry, e, mask=taken)
         tl.store(entry + 1, tl.zeros_like(rank), mask=taken)

@@ -60,6 +60,26 @@ class PagedKv:
 
 
 @dataclass(frozen=True)
+class LatentKv(PagedKv):
+    """One layer's entries of latent attention, in a pool of blocks [blocks, layers, 1, 1, 64, rank + rope].
+
+    `values` [heads, rank, value dim]: what makes values of latents.
+    """
+
+    values: torch.Tensor
+
+    @property
+    def rank(self) -> int:
+        """Elements of a latent."""
+        return self.values.shape[1]
+
+    @property
+    def value_dim(self) -> int:
+        """Elements of a value."""
+        return self.values.shape[2]
+
+
+@dataclass(frozen=True)
 class Scores:
     """How scores are made of queries and keys: `scale` · q·k, then `soft_cap` · tanh(score / `soft_cap`) if given.
 

@@ -82,13 +82,18 @@ class SigmoidGated:
 
 
 def load_experts(
-    load: Loader, names: str, count: int, inner: int, parts: tuple[str, str, str] = PARTS
+    load: Loader, names: str, count: int, inner: int, parts: tuple[str, str, str] = PARTS, *, beside: int = 0
 ) -> tuple[list[FeedForward], StackedExperts | None]:
-    """The experts `names`.0 to `names`.`count` − 1, and their weights, where those are slices of one tensor."""
-    hidden = load.config.hidden
-    gate_up, down = load.stack(count, 2 * inner, hidden), load.stack(count, hidden, inner)
-    stacks = [(None, None)] * count if gate_up is None or down is None else list(zip(gate_up, down, strict=True))
+    """The experts `names`.0 to `names`.`count` − 1, and their weights, where those are slices of one tensor.
+
+    `beside`: so many more slices are left free, for experts that all tokens have.
+    """
+    hidden, slices = load.config.hidden, count + beside
+    gate_up, down = load.stack(slices, 2 * inner, hidden), load.stack(slices, hidden, inner)
+    stacks = (
+        [(None, None)] * count if gate_up is None or down is None else list(zip(gate_up, down, strict=False))[:count]
+    )
     experts = [FeedForward(load, f"{names}.{expert}", inner, parts, into) for expert, into in enumerate(stacks)]
     if gate_up is None:
-        return experts, StackedExperts.of_codes([one.gate_up for one in experts], [one.down for one in experts])
+        return experts, StackedExperts.of_codes([one.gate_up for one in experts], [one.down for one in experts], beside)
     return experts, StackedExperts.of(gate_up, down, (expert.gate_up for expert in experts))

@@ -40,15 +40,23 @@ class LatentAttention:
         self.rotary = load.rotary(config.rope, self.rope)
         self.slot = load.kv.place(index, 1, self.rank + self.rope, latent=True)
         query = self.heads * (self.nope + self.rope)
-        self.query_down: tuple[Linear, RmsNorm] | None = None
+        self.query_up: tuple[RmsNorm, Linear] | None = None
+        """Of a low-rank projection: its norm and its second product."""
+        first, size = "q_proj", query
         if "q_lora_rank" in fields:
-            rank = fields.integer("q_lora_rank")
-            down = load.linear([f"{name}.q_a_proj"], [rank], config.hidden, bias=bias)
-            self.query_down = down, load.norm(f"{name}.q_a_layernorm", rank, eps=_NORM_EPS)
-            self.query = load.linear([f"{name}.q_b_proj"], [query], rank)
-        else:
-            self.query = load.linear([f"{name}.q_proj"], [query], config.hidden)
-        self.latent = load.linear([f"{name}.kv_a_proj_with_mqa"], [self.rank + self.rope], config.hidden, bias=bias)
+            first, size = "q_a_proj", fields.integer("q_lora_rank")
+            norm = load.norm(f"{name}.q_a_layernorm", size, eps=_NORM_EPS)
+            self.query_up = norm, load.linear([f"{name}.q_b_proj"], [query], size)
+        names, sizes = [f"{name}.{first}", f"{name}.kv_a_proj_with_mqa"], [size, self.rank + self.rope]
+        self.query_size = size
+        self.inputs: list[Linear] = (
+            # Without a low rank the query has no bias.
+            [load.linear([part], [outputs], config.hidden, bias=part != f"{name}.q_proj")
+             for part, outputs in zip(names, sizes, strict=True)]
+            if bias and self.query_up is None
+            else [load.linear(names, sizes, config.hidden, bias=bias)]
+        )  # fmt: skip
+        """What queries, and latents with keys, are made by: one product, or one for each."""
         self.latent_norm = load.norm(f"{name}.kv_a_layernorm", self.rank, eps=_NORM_EPS)
         up = load.tensor(f"{name}.kv_b_proj.weight", self.heads * (self.nope + value), self.rank)
         up = load.rounded(f"{name}.kv_b_proj", up).view(self.heads, self.nope + value, self.rank)
@@ -61,12 +69,12 @@ class LatentAttention:
     def __call__(self, x: torch.Tensor, forward: Forward) -> torch.Tensor:
         """[rows, hidden] → the same; the rows' latents are stored."""
         rows = x.shape[0]
-        q = x
-        if self.query_down is not None:
-            down, norm = self.query_down
-            q = norm(down(x))
-        q = self.query(q).view(rows, self.heads, self.nope + self.rope)
-        latent = self.latent(x)[:, None]
+        made = self.inputs[0](x) if len(self.inputs) == 1 else torch.cat([product(x) for product in self.inputs], 1)
+        q, latent = made[:, : self.query_size], made[:, None, self.query_size :]
+        if self.query_up is not None:
+            norm, up = self.query_up
+            q = up(norm(q.contiguous()))
+        q = q.reshape(rows, self.heads, self.nope + self.rope)
         turned = torch.cat([q[..., self.nope :], latent[..., self.rank :]], dim=1)
         turned = forward.apply_rotary_(self.rotary, _halves(turned) if self.interleaved else turned)
         query = torch.cat([self.absorb(q[..., : self.nope]), turned[:, : self.heads]], -1)
@@ -83,12 +91,13 @@ class HeadLinear:
     """
 
     def __init__(self, weight: torch.Tensor) -> None:
-        self._weight = weight.transpose(1, 2).contiguous()
+        self.weight = weight.transpose(1, 2).contiguous()
+        """[heads, inputs, outputs]."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, heads, inputs] → [rows, heads, outputs]."""
         rows, heads, inputs = x.shape
         padded = x.new_zeros(rows + -rows % ROW_MULTIPLE, heads, inputs)
         padded[:rows] = x
-        tiles = [torch.bmm(tile.transpose(0, 1), self._weight) for tile in torch.split(padded, ROW_MULTIPLE)]
+        tiles = [torch.bmm(tile.transpose(0, 1), self.weight) for tile in torch.split(padded, ROW_MULTIPLE)]
         return torch.cat(tiles, dim=1).transpose(0, 1)[:rows]

@@ -62,7 +62,7 @@ class TopExperts:
 
 @dataclass(frozen=True)
 class StackedExperts:
-    """The weights of all experts, of which each expert's products have slices.
+    """The weights of all experts, of which each expert's products have slices; there may be free slices behind them.
 
     `gate_up` [experts, 2 · inner, hidden], first all of the gate, then all of up; `down` [experts, hidden, inner]. Of
     weights that are kept in codes of 8 bits they are the codes.
@@ -81,11 +81,12 @@ class StackedExperts:
         return cls(gate_up, down)
 
     @classmethod
-    def of_codes(cls, gate_up: Sequence[Linear], down: Sequence[Linear]) -> StackedExperts | None:
-        """Move the codes of these packed products to one tensor each; None if they are no codes of 8 bits."""
+    def of_codes(cls, gate_up: Sequence[Linear], down: Sequence[Linear], beside: int = 0) -> StackedExperts | None:
+        """Move the codes of these packed products to one tensor each; None if they are no codes of 8 bits. `beside`:
+        slices that are left free."""
         if not (_are_codes(gate_up) and _are_codes(down)):
             return None
-        return cls(_stacked_codes(gate_up), _stacked_codes(down))
+        return cls(_stacked_codes(gate_up, beside), _stacked_codes(down, beside))
 
 
 def _are_codes(products: Sequence[Linear]) -> bool:
@@ -99,12 +100,12 @@ def _are_codes(products: Sequence[Linear]) -> bool:
     )
 
 
-def _stacked_codes(products: Sequence[Linear]) -> torch.Tensor:
+def _stacked_codes(products: Sequence[Linear], beside: int) -> torch.Tensor:
     packed = [product for product in products if isinstance(product, PackedLinear)]
     first = packed[0].pieces[0]
     assert isinstance(first, PackedWeight)
-    stack = first.codes.new_empty(len(packed), *first.codes.shape)
-    for product, memory in zip(packed, stack, strict=True):
+    stack = first.codes.new_empty(len(packed) + beside, *first.codes.shape)
+    for product, memory in zip(packed, stack[: len(packed)], strict=True):
         product.move_codes(memory)
     return stack
 

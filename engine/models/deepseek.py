@@ -10,7 +10,7 @@ the sum of their two best experts. Routers compute in fp32.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -132,6 +132,11 @@ class GroupRouting:
         if self.kept > self.groups:
             raise ModelError(f"{fields.path}: field topk_group must be at most {self.groups}, is {self.kept}")
 
+    @property
+    def numbers(self) -> tuple[int, int, int]:
+        """How many groups there are, how many are kept, and by how many scores a group is ranked."""
+        return self.groups, self.kept, self.best
+
     def __call__(self, scores: torch.Tensor, other: float) -> torch.Tensor:
         """[rows, experts] scores, with `other` in all groups but the best."""
         if self.kept == self.groups:
@@ -142,6 +147,34 @@ class GroupRouting:
         return grouped.masked_fill(~allowed[..., None], other).view_as(scores)
 
 
+@dataclass(frozen=True)
+class ScoredExperts:
+    """The `ranks` experts of the highest scores, or with `groups` of those in the best groups; among equals the first.
+
+    Scores are the softmax of logits, or with `sigmoid` that of each by itself. `bias` [experts] fp32 counts for the
+    choice alone. Weights are scores, with `normalize` divided by their sum, times `scale`.
+    """
+
+    ranks: int
+    scale: float
+    sigmoid: bool = False
+    normalize: bool = False
+    groups: GroupRouting | None = None
+    bias: torch.Tensor | None = None
+
+    def __call__(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Router`."""
+        scores = 1.0 / (1.0 + logits.neg().exp_()) if self.sigmoid else softmax(logits)
+        if self.groups is not None and not self.sigmoid:
+            scores = self.groups(scores, 0.0)
+        keys = scores if self.bias is None else scores + self.bias
+        if self.groups is not None and self.sigmoid:
+            keys = self.groups(keys, -torch.inf)
+        chosen = highest(keys, self.ranks)
+        weights = scores.gather(1, chosen)
+        return chosen, (normalized(weights) if self.normalize else weights) * self.scale
+
+
 def _v2_router(load: Loader, _: str, experts: int) -> Router:
     fields = load.config.fields
     ranks = fields.integer("num_experts_per_tok", most=experts)
@@ -150,15 +183,7 @@ def _v2_router(load: Loader, _: str, experts: int) -> Router:
     if method not in {"greedy", "group_limited_greedy"}:
         raise ModelError(f"{fields.path}: topk_method {method!r} is not supported for deepseek_v2")
     groups = GroupRouting(fields, experts, 1) if method == "group_limited_greedy" else None
-
-    def route(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        scores = softmax(logits)
-        if groups is not None:
-            scores = groups(scores, 0.0)
-        chosen = highest(scores, ranks)
-        return chosen, scores.gather(1, chosen) * scale
-
-    return route
+    return ScoredExperts(ranks, scale, groups=groups)
 
 
 def _v3_router(load: Loader, name: str, experts: int) -> Router:
@@ -169,14 +194,7 @@ def _v3_router(load: Loader, name: str, experts: int) -> Router:
     if reached < ranks < experts:  # the choice among the remaining experts would be arbitrary
         raise ModelError(f"{fields.path}: field num_experts_per_tok must be at most {reached} (topk_group), is {ranks}")
     bias = load.exact(f"{name}.e_score_correction_bias", experts)
-
-    def route(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        scores = 1.0 / (1.0 + logits.neg().exp_())
-        chosen = highest(groups(scores + bias, -torch.inf), ranks)
-        weights = scores.gather(1, chosen)
-        return chosen, (normalized(weights) if normalize else weights) * scale
-
-    return route
+    return ScoredExperts(ranks, scale, sigmoid=True, normalize=normalize, groups=groups, bias=bias)
 
 
 def deepseek_layer(load: Loader, index: int, *, third: bool) -> DecoderLayer:
@@ -195,9 +213,9 @@ def _mixture(load: Loader, name: str, *, third: bool) -> tuple[MixtureOfExperts,
     fields = load.config.fields
     inner, count = fields.integer("moe_intermediate_size"), fields.integer("n_routed_experts")
     router = (_v3_router if third else _v2_router)(load, f"{name}.gate", count)
-    experts = load_experts(load, f"{name}.experts", count, inner)
-    moe = MixtureOfExperts(load.gate(f"{name}.gate", count, exact=True), router, *experts)
     shared = fields.count("n_shared_experts")
+    experts = load_experts(load, f"{name}.experts", count, inner, beside=shared)
+    moe = MixtureOfExperts(load.gate(f"{name}.gate", count, exact=True), router, *experts)
     return moe, FeedForward(load, f"{name}.shared_experts", inner * shared) if shared else None
 
 

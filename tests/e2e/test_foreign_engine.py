@@ -65,7 +65,7 @@ def test_both_clients_are_answered_and_billed_by_our_counts(deployment: Deployme
         extra_body={"structured_outputs": {"choice": ["yes", "no"]}},
     )
     assert answer.choices[0].message.content in {"yes", "no"}
-    with pytest.raises(BadRequestError, match="llama.cpp constrains"):
+    with pytest.raises(BadRequestError, match=r"llama\.cpp constrains"):
         openai.chat.completions.create(
             model=MODEL,
             messages=ASKED,  # type: ignore[arg-type]

@@ -18,6 +18,8 @@ from engine.execution.cuda.model import FusedDecoder, FusedLayer, Rows
 from engine.execution.cuda.slots import Slots
 from engine.kernels.decode_attention import DecodeAttention
 from engine.kernels.decode_plan import DecodeBatch
+from engine.kernels.latent_attention import LatentDecode
+from engine.kernels.paged_kv import LatentKv
 from engine.kernels.uploads import Ints
 from engine.kv_cache.memory import KvMemory
 
@@ -60,8 +62,10 @@ class DecodeSteps:
         self.counts = row_counts(most)
         self.windows = [memory.group.window for memory in memories]
         first = {layer.group: layer for layer in reversed(model.layers)}
-        self._attentions = [
-            DecodeAttention(most, model.heads, first[group].kv, bounds, scores=first[group].scores)
+        self._attentions: list[DecodeAttention | LatentDecode] = [
+            LatentDecode(most, model.heads, kv, bounds)
+            if isinstance(kv := first[group].kv, LatentKv)
+            else DecodeAttention(most, model.heads, kv, bounds, scores=first[group].scores)
             for group in range(len(memories))
         ]
         self.drawer = Drawer(most, model.vocabulary, device)

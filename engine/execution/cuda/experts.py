@@ -12,14 +12,17 @@ from dataclasses import dataclass
 import torch
 
 from engine.execution.cuda.linears import fp8_weight
+from engine.execution.cuda.stacked_experts import columns_of, narrowed, repeats_of, sides_of, stacked_weights, unlike
 from engine.kernels import grouped_linear as plain
 from engine.kernels.expert_routing import Routes, Tiles, place_rows, route_rows, router_logits
+from engine.kernels.expert_scores import score_experts
 from engine.kernels.grouped_linear import grouped_linear
 from engine.kernels.rows import quantize_rows, silu_mul
 from engine.layers.activation import silu_times
 from engine.layers.feed_forward import FeedForward
 from engine.layers.linear import Linear
 from engine.layers.moe import Expert, MixtureOfExperts, TopExperts
+from engine.models.deepseek import ScoredExperts
 from engine.models.gpt_oss import GptOssExpert
 
 try:
@@ -69,10 +72,10 @@ class GroupedLinear:
         self,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        *,
-        placed: bool,
         scales: torch.Tensor | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        placed: bool,
     ) -> None:
         self.weight = weight
         self.bias = bias
@@ -204,15 +207,20 @@ def clamped(expert: Expert) -> tuple[float, float] | None:
     return (expert.alpha, expert.limit) if isinstance(expert, GptOssExpert) else None
 
 
-def unsupported_experts(mixture: MixtureOfExperts, reason_of: Callable[[Linear], str | None]) -> str | None:
-    """Why a mixture cannot be computed by these kernels; None if it can. `reason_of`: the same of a product."""
-    if not isinstance(mixture.router, TopExperts):
-        return "experts are chosen by groups or by a bias"
+def unsupported_experts(
+    mixture: MixtureOfExperts, shared: Expert | None, reason_of: Callable[[Linear], str | None]
+) -> str | None:
+    """Why a mixture cannot be computed by these kernels; None if it can. `shared`: experts that all rows have beside
+    it; `reason_of`: the same of a product."""
+    if not isinstance(mixture.router, TopExperts | ScoredExperts):
+        return "experts are chosen in another way"
     if len(mixture.experts) > _MOST_EXPERTS:
         return f"there are {len(mixture.experts)} experts"
     if not mixture.gate.is_plain or mixture.gate.inputs % 16:
         return "the router is kept otherwise"
-    reasons = (_unsupported_expert(expert, reason_of) for expert in mixture.experts)
+    reasons = [_unsupported_expert(expert, reason_of) for expert in mixture.experts]
+    if shared is not None:
+        reasons += [unlike(shared, mixture.experts[0]), _unsupported_expert(shared, reason_of)]
     return next((reason for reason in reasons if reason is not None), None)
 
 
@@ -226,39 +234,37 @@ def _unsupported_expert(expert: Expert, reason_of: Callable[[Linear], str | None
     return reason_of(expert.gate_up) or reason_of(expert.down)
 
 
-def _stack(products: Iterable[Linear], stacked: torch.Tensor | None, *, placed: bool) -> GroupedLinear:
-    """One product of all experts. `stacked`: their weights, if these are slices of one tensor."""
-    each = list(products)
-    biases = [product.bias for product in each if product.bias is not None]
-    bias = torch.stack(biases) if biases else None
-    kept = [piece for product in each if (piece := fp8_weight(product)) is not None]
-    if not kept:
-        weight = torch.stack([product.weight for product in each]) if stacked is None else stacked
-        return GroupedLinear(weight, bias, placed=placed)
-    codes = torch.stack([piece.codes for piece in kept]) if stacked is None else stacked
-    scales = torch.stack([piece.scales.view(-1) for piece in kept]).float()
-    weight = codes.view(torch.float8_e4m3fn)
-    return GroupedLinear(weight, bias, placed=placed, scales=scales, dtype=each[0].dtype)
-
-
 class FusedExperts:
-    """The feed-forward part of a layer that is a mixture of experts; see `unsupported_experts`."""
+    """The feed-forward part of a layer that is a mixture of experts; see `unsupported_experts`.
+
+    Experts that all rows have are taken for as many as they are as large as, which each row has behind its ranks.
+    """
 
     in_fp8 = False
     """Its inputs are of the model's type."""
 
-    def __init__(self, mixture: MixtureOfExperts) -> None:
-        assert isinstance(mixture.router, TopExperts)
+    def __init__(self, mixture: MixtureOfExperts, shared: Expert | None = None) -> None:
+        assert isinstance(mixture.router, TopExperts | ScoredExperts)
         experts = [expert for expert in mixture.experts if isinstance(expert, FeedForward | GptOssExpert)]
-        self.gate, self.router = mixture.gate, mixture.router
+        self.router, self.bias = mixture.router, mixture.gate.bias
+        self.gate = narrowed(mixture.gate.weight, experts[0].down.dtype)
         self.clamped = clamped(experts[0])
         stacked = mixture.stacked
-        self.gate_up = _stack(
-            (expert.gate_up for expert in experts), None if stacked is None else stacked.gate_up, placed=False
+        gate_up, down = (None, None) if stacked is None else (stacked.gate_up, stacked.down)
+        self.experts, self.shared = len(experts), 0
+        more_gate_up = more_down = None
+        if isinstance(shared, FeedForward):
+            count = self.shared = shared.inner * self.experts // sum(
+                expert.inner for expert in experts if isinstance(expert, FeedForward)
+            )  # fmt: skip
+            more_gate_up = shared.gate_up, sides_of(count), sides_of(count)
+            more_down = shared.down, columns_of(count), repeats_of(count)
+        self.gate_up = GroupedLinear(
+            *stacked_weights([expert.gate_up for expert in experts], gate_up, more_gate_up), placed=False
         )
-        self.down = _stack((expert.down for expert in experts), None if stacked is None else stacked.down, placed=True)
+        self.down = GroupedLinear(*stacked_weights([expert.down for expert in experts], down, more_down), placed=True)
         device = self.gate_up.weight.device
-        self.ends = torch.zeros(len(experts), dtype=torch.int32, device=device)
+        self.ends = torch.zeros(self.gate_up.experts, dtype=torch.int32, device=device)
         """The place behind each expert's last one, of the last pass with more than one row."""
 
     def products(self) -> Iterator[GroupedLinear]:
@@ -267,12 +273,18 @@ class FusedExperts:
 
     def __call__(self, x: torch.Tensor, positions: torch.Tensor) -> Mixed:
         """Rows [rows, hidden] → what their experts make of them. `positions` −1: padding, which no expert computes."""
-        rows, ranks = len(x), self.router.ranks
-        pairs, experts = rows * ranks, self.gate_up.experts
-        logits = router_logits(x, self.gate.weight, self.gate.bias)
+        rows, router = len(x), self.router
+        pairs = rows * (router.ranks + self.shared)
+        keys, scores = router_logits(x, self.gate, self.bias), None
+        if isinstance(router, ScoredExperts) and (router.sigmoid or router.groups is not None):
+            groups = (1, 1, 1) if router.groups is None else router.groups.numbers
+            keys, scores = score_experts(
+                keys, experts=self.experts, sigmoid=router.sigmoid, bias=router.bias, groups=groups
+            )  # fmt: skip
         routes = route_rows(
-            logits, positions, experts=experts, ranks=ranks, normalize=self.router.normalize,
-            high=self._height(pairs), ends=self.ends,
+            keys, positions, experts=self.experts, ranks=router.ranks, normalize=router.normalize,
+            high=self._height(pairs), ends=self.ends, scores=scores,
+            scale=router.scale if isinstance(router, ScoredExperts) else 1.0, shared=self.shared,
         )  # fmt: skip
         placed, scales = self._placed(x, routes)
         # What the tiles are known from has ended before the kernel in front of each product began, but for one row.

@@ -120,9 +120,10 @@ class ExactLinear:
     ) -> torch.Tensor:
         """[rows, inputs] → [rows, outputs], in `out` if given. In e4m3 `scales` [rows] are those of the rows.
 
-        `streamed`, for at most `streamed_rows`: by the kernel for Hopper, which is worth it in a captured graph.
+        `streamed`, for at most `streamed_rows`: by the kernel for Hopper, if it takes the weight, which is worth it in
+        a captured graph.
         """
-        if streamed:
+        if streamed and self.streamed_rows:
             return self._by_stream(x, scales, out)
         return self._in_parts(x, scales, out)
 

@@ -15,14 +15,16 @@ from typing import TypeAlias
 import torch
 
 from engine.execution.cuda.experts import FusedExperts, Mixed, unsupported_experts
+from engine.execution.cuda.latents import FusedLatents, latent_products, unsupported_latents
 from engine.execution.cuda.layer_sums import FusedHead, Part, normalized
 from engine.execution.cuda.linears import ExactLinear, Input, exact_linear, fp8_weight, input_memory
-from engine.kernels.paged_kv import PagedKv, Scores
+from engine.kernels.paged_kv import LatentKv, PagedKv, Scores
 from engine.kernels.rows import quantize_rows, rms_norm, rotate_and_append, silu_mul
 from engine.kv_cache.memory import KvMemory
 from engine.layers.activation import PLAIN, gelu_tanh_times, silu_times
 from engine.layers.decoder_layer import DecoderLayer
 from engine.layers.feed_forward import FeedForward, PlainFeedForward
+from engine.layers.latent_attention import LatentAttention
 from engine.layers.linear import Linear, TiledLinear
 from engine.layers.moe import MixtureOfExperts
 from engine.layers.norm import Norm, RmsNorm
@@ -93,6 +95,8 @@ class FusedLayer:
     out_norms: tuple[RmsNorm | None, RmsNorm | None]
     factor: float
     parallel: bool
+    latents: FusedLatents | None
+    """Of latent attention, whose first product is `qkv`."""
 
 
 @dataclass(frozen=True)
@@ -111,32 +115,36 @@ def unsupported(decoder: Decoder, device: torch.device) -> str | None:
     e4m3 = device.type != "cuda" or torch.cuda.get_device_capability(device) >= _WITH_E4M3
     computed = str(decoder.embedding.weight.dtype).removeprefix("torch.")
     for group in decoder.groups:
-        in_fp8 = group.dtype == _FP8 and computed == "bfloat16" and group.head_dim in _FP8_HEADS
-        if group.kind == "latent" or not (group.dtype == computed or in_fp8):
+        latent = group.kind == "latent"
+        in_fp8 = group.dtype == _FP8 and computed == "bfloat16" and group.head_dim in _FP8_HEADS and not latent
+        if not (group.dtype == computed or in_fp8):
             return f"KV is kept as {group.kind} {group.dtype}"
         if in_fp8 and not e4m3:
             return _NO_E4M3
-        if group.head_dim < _LEAST_INPUTS or decoder.config.heads // group.kv_heads > _MOST_GROUPED:
+        grouped = 1 if latent else decoder.config.heads // group.kv_heads
+        if group.head_dim < _LEAST_INPUTS or grouped > _MOST_GROUPED:
             return f"there are {decoder.config.heads} heads of {group.head_dim} for {group.kv_heads} of KV"
     return next((reason for layer in decoder.layers if (reason := _unsupported_layer(layer, e4m3)) is not None), None)
 
 
 def _unsupported_layer(layer: DecoderLayer, e4m3: bool) -> str | None:
     attention, mlp = layer.attention, layer.mlp
-    if not isinstance(attention, SelfAttention) or not isinstance(
-        mlp, FeedForward | PlainFeedForward | MixtureOfExperts
-    ):
-        return f"layers have {type(attention).__name__} and {type(mlp).__name__}"
-    # What experts add to h is summed up in one kernel, which knows neither norms nor factors.
-    mixes = isinstance(mlp, MixtureOfExperts)
-    if layer.shared is not None or (mixes and (layer.out_norms or layer.parallel or layer.factor != 1.0)):
-        return "layers add up their parts otherwise"
-    unknown = _options(attention.variant) - _OPTIONS
-    if unknown:
-        return f"attention has the option {min(unknown)}"
-    products = [attention.qkv, attention.output]
     if isinstance(mlp, MixtureOfExperts):
-        reason = unsupported_experts(mlp, lambda product: _unsupported_product(product, e4m3))
+        # What experts add to h is summed up in one kernel, which knows neither norms nor factors.
+        norms = isinstance(layer.attention_norm, RmsNorm) and isinstance(layer.mlp_norm, RmsNorm)
+        apart = bool(layer.out_norms) or layer.parallel or layer.factor != 1.0 or layer.fused_sums or not norms
+    else:
+        apart = layer.shared is not None
+    if apart:
+        return "layers add up their parts otherwise"
+    if (reason := _unsupported_attention(attention)) is not None:
+        return reason
+    if isinstance(attention, LatentAttention):
+        products = latent_products(attention)
+    else:
+        products = [attention.qkv, attention.output]
+    if isinstance(mlp, MixtureOfExperts):
+        reason = unsupported_experts(mlp, layer.shared, lambda product: _unsupported_product(product, e4m3))
         if reason is not None:
             return reason
     elif mlp.activation not in _ACTIVATIONS:
@@ -144,6 +152,13 @@ def _unsupported_layer(layer: DecoderLayer, e4m3: bool) -> str | None:
     else:
         products += [mlp.gate_up if isinstance(mlp, FeedForward) else mlp.up, mlp.down]
     return next((reason for product in products if (reason := _unsupported_product(product, e4m3)) is not None), None)
+
+
+def _unsupported_attention(attention: SelfAttention | LatentAttention) -> str | None:
+    if isinstance(attention, LatentAttention):
+        return unsupported_latents(attention)
+    unknown = _options(attention.variant) - _OPTIONS
+    return f"attention has the option {min(unknown)}" if unknown else None
 
 
 def _options(variant: AttentionVariant) -> set[str]:
@@ -164,6 +179,17 @@ def _unsupported_product(product: Linear, e4m3: bool) -> str | None:
     return None
 
 
+def _fused_attention(
+    attention: SelfAttention | LatentAttention, tables: tuple[torch.Tensor, torch.Tensor], memory: KvMemory
+) -> tuple[Linear, tuple[RmsNorm, RmsNorm] | None, FusedLatents | None, PagedKv]:
+    """Its first product, its norms of queries and keys, and where its KV lies."""
+    layer = attention.slot.layer
+    if isinstance(attention, SelfAttention):
+        return attention.qkv, attention.norms, None, PagedKv(memory.data, layer)
+    kv = LatentKv(memory.data, layer, attention.value.weight)
+    return attention.inputs[0], None, FusedLatents(attention, tables), kv
+
+
 class FusedDecoder:
     """`decoder` with its KV in `memories`; see `unsupported`."""
 
@@ -179,7 +205,6 @@ class FusedDecoder:
         self.layers = []
         for layer in decoder.layers:
             attention, mlp = layer.attention, layer.mlp
-            assert isinstance(attention, SelfAttention)
             assert isinstance(mlp, FeedForward | PlainFeedForward | MixtureOfExperts)
             if attention.rotary not in tables:
                 cosines, sines = attention.rotary.exact_tables()
@@ -187,12 +212,14 @@ class FusedDecoder:
             slot, scoring = attention.slot, attention.scoring
             memory = memories[slot.group]
             scores = Scores(scoring.scale, memory.group.window, scoring.soft_cap, scoring.sinks)
+            first, norms, latents, kv = _fused_attention(attention, tables[attention.rotary], memory)
             self.layers.append(
                 FusedLayer(
-                    layer.attention_norm, exact_linear(attention.qkv), attention.norms, *tables[attention.rotary],
-                    slot.group, PagedKv(memory.data, slot.layer), scores, exact_linear(attention.output),
-                    layer.mlp_norm, FusedExperts(mlp) if isinstance(mlp, MixtureOfExperts) else FusedFeedForward(mlp),
-                    attention.variant, layer.out_norms or (None, None), layer.factor, layer.parallel,
+                    layer.attention_norm, exact_linear(first), norms, *tables[attention.rotary],
+                    slot.group, kv, scores, exact_linear(attention.output), layer.mlp_norm,
+                    FusedExperts(mlp, layer.shared) if isinstance(mlp, MixtureOfExperts) else FusedFeedForward(mlp),
+                    attention.variant if isinstance(attention, SelfAttention) else AttentionVariant(),
+                    layer.out_norms or (None, None), layer.factor, layer.parallel, latents,
                 )
             )  # fmt: skip
 
@@ -200,6 +227,8 @@ class FusedDecoder:
         """The linear layers but the head, and those of experts."""
         for layer in self.layers:
             yield from (layer.qkv, layer.output)
+            if layer.latents is not None:
+                yield from layer.latents.linears()
             if isinstance(layer.mlp, FusedFeedForward):
                 yield from (layer.mlp.gate_up, layer.mlp.down)
 
@@ -209,7 +238,8 @@ class FusedDecoder:
 
     def streams(self, count: int) -> bool:
         """Whether all products of so many rows may be streamed, those of the head and of experts apart."""
-        return all(product.streamed_rows >= count for product in self.linears())
+        some = [product.streamed_rows for product in self.linears() if product.streamed_rows]
+        return bool(some) and min(some) >= count
 
     def __call__(self, rows: Rows, attend: Attend, *, streamed: bool = False) -> torch.Tensor:
         """The normalized hidden states [rows, hidden]; the rows' keys and values are stored.
@@ -223,7 +253,7 @@ class FusedDecoder:
         plus: Part | Mixed | None = None
         for layer in self.layers:
             normal = normalized(h, layer.attention_norm, plus, layer.qkv.in_fp8, ahead)
-            mixed = self._attention(layer, layer.qkv(*normal, streamed=streamed), rows, attend)
+            mixed = self._attention(layer, layer.qkv(*normal, streamed=streamed), rows, attend, streamed=streamed)
             part = layer.output(*_as_input(mixed.view(count, -1), layer.output.in_fp8, ahead), streamed=streamed)
             mlp = layer.mlp
             if layer.parallel:
@@ -238,8 +268,16 @@ class FusedDecoder:
                 plus = Part(mlp(*normal, streamed=streamed, ahead=ahead), layer.out_norms[1], layer.factor)
         return normalized(h, self.norm, plus, False, ahead and self.head.streamed_rows >= count)[0]
 
-    def _attention(self, layer: FusedLayer, qkv: torch.Tensor, rows: Rows, attend: Attend) -> torch.Tensor:
+    def _attention(
+        self, layer: FusedLayer, qkv: torch.Tensor, rows: Rows, attend: Attend, *, streamed: bool
+    ) -> torch.Tensor:
         """The attention of these queries, keys and values, which are stored: [rows, heads, head dim]."""
+        table = rows.block_tables[layer.group]
+        if layer.latents is not None:
+            assert isinstance(layer.kv, LatentKv)
+            query, mixed = layer.latents(qkv, layer.kv, rows.positions, rows.tables, table, streamed=streamed)
+            attend(layer, query, mixed)
+            return mixed
         query = torch.empty(len(qkv), self.heads, self.head_dim, dtype=qkv.dtype, device=qkv.device)
         norms = layer.qk_norms
         if norms is not None and layer.variant.wide_norms:
@@ -248,8 +286,8 @@ class FusedDecoder:
                 rms_norm(part, norm.weight, norm.eps, part)
             norms = None
         rotate_and_append(
-            qkv, query, layer.kv, layer.cosines, layer.sines, rows.positions, rows.tables,
-            rows.block_tables[layer.group], norms=None if norms is None else (norms[0].weight, norms[1].weight),
+            qkv, query, layer.kv, layer.cosines, layer.sines, rows.positions, rows.tables, table,
+            norms=None if norms is None else (norms[0].weight, norms[1].weight),
             eps=0.0 if norms is None else norms[0].eps, interleaved=layer.variant.interleaved,
         )  # fmt: skip
         mixed = torch.empty_like(query)

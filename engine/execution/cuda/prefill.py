@@ -14,7 +14,8 @@ from engine.execution.cuda.model import FusedDecoder, FusedLayer, Rows
 from engine.execution.cuda.slots import Chunk
 from engine.kernels import prefill_attention as plain
 from engine.kernels import prefill_hopper as hopper
-from engine.kernels.paged_kv import PagedKv
+from engine.kernels.latent_attention import prefill_latents
+from engine.kernels.paged_kv import LatentKv, PagedKv
 from engine.kernels.prefill_attention import PrefillTiles, plan_prefill_tiles, prefill_attention
 from engine.kernels.stored_in_fp8 import widen_blocks
 from engine.kernels.uploads import Ints, Uploads
@@ -140,6 +141,11 @@ class Prefill:
                 numbers, data = memory
                 widen_blocks(kv, numbers, data)
                 kv = PagedKv(data, 0)
+            if isinstance(kv, LatentKv):
+                prefill_latents(
+                    query, kv, attended_there[group], self._bounds_there, planned[group], layer.scores, mixed
+                )  # fmt: skip
+                return
             compute = hopper.prefill_attention_hopper if on_hopper[group] else prefill_attention
             compute(query, kv, attended_there[group], self._bounds_there, planned[group], layer.scores, mixed)
 

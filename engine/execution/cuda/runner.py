@@ -32,6 +32,7 @@ from engine.execution.cuda.flights import (
     still_undrawn,
     tell,
 )
+from engine.execution.cuda.latents import bounds_of
 from engine.execution.cuda.linears import padded_rows
 from engine.execution.cuda.model import FusedDecoder
 from engine.execution.cuda.prefill import Prefill
@@ -39,7 +40,6 @@ from engine.execution.cuda.slots import MOST_CHUNKS, NOWHERE, Chunk, Slots
 from engine.execution.cuda.step_grammars import StepGrammars
 from engine.execution.cuda.verify_steps import VerifySteps, most_rows
 from engine.execution.model_runner import ModelRunner, Sizes
-from engine.kernels.attention_splits import split_bounds
 from engine.kernels.host_words import to_host
 from engine.kernels.likeliest import NOT_FINITE
 from engine.kernels.uploads import Ints, Uploads
@@ -57,7 +57,7 @@ _SHORT = 256
 class CudaRunner(ModelRunner):
     """A runner of `model`, which `engine.execution.cuda.model.unsupported` has nothing against.
 
-    `memories` have spare blocks behind those of `sizes`. Keys are cut at `bounds`, as `split_bounds` says if None.
+    `memories` have spare blocks behind those of `sizes`. Keys are cut at `bounds`, as `bounds_of` says if None.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class CudaRunner(ModelRunner):
     ) -> None:
         super().__init__(model, memories, device, tiling, swap)
         self.most_drafts, self.sizes = sizes.drafts, sizes
-        self.bounds = bounds = split_bounds(sizes.context) if bounds is None else bounds
+        self.bounds = bounds = bounds_of(model, sizes.context) if bounds is None else bounds
         there = torch.tensor(bounds, dtype=torch.int32, device=device)
         self.fused = FusedDecoder(model, self.memories)
         blocks = -(-sizes.context // BLOCK_TOKENS) + 1

@@ -29,6 +29,9 @@ FAMILIES = [
     pytest.param("qwen3 moe partly", {"head_dim": 16}, marks=pytest.mark.gpu),
     pytest.param("mixtral", {"head_dim": 16}, marks=pytest.mark.gpu),
     pytest.param("gpt-oss", {}, marks=pytest.mark.gpu),
+    pytest.param("deepseek v2", {}, marks=pytest.mark.gpu),
+    pytest.param("glm4 moe", {}, marks=pytest.mark.gpu),
+    pytest.param("deepseek v3", {"q_lora_rank": 32}, marks=pytest.mark.slow),
 ]
 SIZES = Sizes(4, 128, 256, [8])
 
@@ -74,8 +77,11 @@ def test_experts_that_depend_on_the_batch_are_found_out(
         ("qwen3-moe-tiny", "none"),
         ("mixtral-tiny", "none"),
         ("gpt-oss-tiny", "none"),
+        ("deepseek-v2-tiny", "none"),
+        ("deepseek-v3-tiny", "none"),
         ("qwen3-moe-tiny", "fp8"),
         ("mixtral-tiny", "fp8"),
+        ("deepseek-v3-tiny", "fp8"),
     ],
 )
 def test_logits_have_the_same_bits(tmp_path: Path, shape: str, quantize: Quantize) -> None:

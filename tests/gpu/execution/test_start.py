@@ -141,6 +141,12 @@ def with_sums_apart(load: Loader, index: int, variant: AttentionVariant) -> Deco
     return layer
 
 
+def with_a_factor(load: Loader, index: int, variant: AttentionVariant) -> DecoderLayer:
+    layer = with_sums_apart(load, index, variant)
+    layer.factor = 0.5
+    return layer
+
+
 @pytest.mark.parametrize(
     ("layer", "variant", "reason"),
     [
@@ -149,9 +155,10 @@ def with_sums_apart(load: Loader, index: int, variant: AttentionVariant) -> Deco
         (llama_layer, ChunkedAttention(chunk=8), "attention has the option chunk"),
         (with_norms_behind, AttentionVariant(), None),
         (with_sums_apart, AttentionVariant(), None),
+        (with_a_factor, AttentionVariant(), None),
         (with_shared_experts, AttentionVariant(), "layers add up their parts otherwise"),
         (with_another_activation, AttentionVariant(), "the activation is neither SiLU nor GELU by tanh"),
-        (with_experts(lambda x: (x, x)), AttentionVariant(), "experts are chosen by groups or by a bias"),
+        (with_experts(lambda x: (x, x)), AttentionVariant(), "experts are chosen in another way"),
         (with_experts(TopExperts(1, normalize=True)), AttentionVariant(), None),
         (with_experts(TopExperts(1, normalize=True), 0.5), AttentionVariant(), "layers add up their parts otherwise"),
     ],

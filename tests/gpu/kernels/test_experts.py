@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 import torch
 from torch.nn.functional import silu
 
-from engine.kernels.expert_routing import Routes, Tiles, combine_and_norm, place_rows, route_rows, router_logits
+from engine.kernels.expert_routing import (
+    Routes,
+    Tiles,
+    combine_and_norm,
+    place_rows,
+    route_rows,
+    router_logits,
+)
+from engine.kernels.expert_scores import score_experts
 from engine.kernels.grouped_linear import LEAST_HIGH, grouped_linear
 from engine.kernels.linear import fp8_tile_for, linear, tile_for
 from engine.kernels.rows import silu_mul
 from engine.layers.moe import TopExperts, highest
+from engine.model_config.fields import Fields
+from engine.models.deepseek import GroupRouting, ScoredExperts
 from tests.fast import only_fast, only_some
 from tests.gpu.kernels.interpreter import DEVICE, INTERPRETED
 from tests.gpu.kernels.test_linear_and_rows import DTYPES, TOLERANCE
@@ -87,6 +98,41 @@ def test_rows_choose_as_the_router_of_the_layer_does(rows: int, normalize: bool)
             chosen, weights = TopExperts(RANKS, normalize)(logits.cpu())
             torch.testing.assert_close(routes.weights.cpu(), weights, rtol=2e-6, atol=1e-7)
             assert_plan_holds(routes, chosen, EXPERTS)
+
+
+def groups(count: int, kept: int, best: int) -> GroupRouting:
+    fields = Fields(Path("config.json"), {"n_group": count, "topk_group": kept})
+    return GroupRouting(fields, 12, best)
+
+
+BIAS = torch.linspace(-0.3, 0.3, 12)
+ROUTERS = [
+    ScoredExperts(3, 1.0),
+    ScoredExperts(3, 0.5, groups=groups(4, 2, 1)),
+    ScoredExperts(3, 2.5, sigmoid=True, normalize=True, groups=groups(1, 1, 2), bias=BIAS),
+    ScoredExperts(4, 2.5, sigmoid=True, normalize=True, groups=groups(3, 2, 2), bias=BIAS),
+]
+
+
+@pytest.mark.parametrize("shared", [0, 2])
+@pytest.mark.parametrize("router", ROUTERS)
+def test_experts_are_chosen_by_their_scores_and_shared_ones_by_all_rows(router: ScoredExperts, shared: int) -> None:
+    for rows in (1, 9):
+        logits = torch.nn.functional.pad(random_logits(rows, 12), (0, 4), value=torch.nan)
+        keys, scores = score_experts(
+            logits, experts=12, sigmoid=router.sigmoid, bias=None if router.bias is None else router.bias.to(DEVICE),
+            groups=(1, 1, 1) if router.groups is None else router.groups.numbers,
+        )  # fmt: skip
+        ends = torch.zeros(12 + shared, dtype=torch.int32, device=DEVICE)
+        routes = route_rows(
+            keys, torch.arange(rows, dtype=torch.int32, device=DEVICE), experts=12, ranks=router.ranks,
+            normalize=router.normalize, high=8, ends=ends, scores=scores, scale=router.scale, shared=shared,
+        )  # fmt: skip
+        chosen, weights = router(logits[:, :12].cpu())
+        beside = torch.arange(12, 12 + shared).expand(rows, -1)
+        expected = torch.cat([weights, torch.ones(rows, shared)], 1)
+        torch.testing.assert_close(routes.weights.cpu(), expected, rtol=2e-6, atol=1e-7)
+        assert_plan_holds(routes, torch.cat([chosen, beside], 1), 12 + shared)
 
 
 def chosen_by(routes: Routes) -> list[list[int]]:
