@@ -2,9 +2,10 @@
 
 Two kernels around the base model's product. `shrink` multiplies the rows by A: the inputs are cut at fixed places, and
 each cut's sums are kept apart, so that one row fills more than one multiprocessor. `expand` adds the cuts up in order,
-multiplies them by B, and rounds once what y and the product are together. Both compute tiles of `TILE_ROWS` rows of one
-adapter, at every count of rows by the same instructions: a row has the same bits in any company. A row without an
-adapter is in no tile: to add 0 to it would make +0 of −0.
+multiplies them by B, and rounds once what y and the product are together. Both compute one row after the other, and no
+row in another way than the others: it has the same bits in any company. What they compute with comes before the rows do
+(`dependent_launch`); matrix instructions, for which single rows were padded to 16, take three times as long. A row
+without an adapter is in no tile: to add 0 to it would make +0 of −0.
 
 Ranks come in planes of 16, padded with zeros; a plane has the A and the B of all layers for its ranks.
 """
@@ -24,10 +25,9 @@ from engine.kernels.uploads import Ints
 
 PLANE_RANKS = 16
 TILE_ROWS = 16
-TILE_WORDS = 2 * TILE_ROWS
-"""Of a tile: the slot of its adapter, −1 for none; after `TILE_ROWS` words its rows, −1 for none."""
+"""Rows of a tile in passes of many rows, whose programs each read a part of the matrices."""
 _CUT_INPUTS = 512
-_OUTPUTS = 128
+_OUTPUTS = 256
 """Outputs of a program."""
 
 
@@ -61,8 +61,8 @@ class Place:
 
     @property
     def sums(self) -> int:
-        """Elements of fp32 that a tile's sums take for each plane."""
-        return self.parts * self.cuts * TILE_ROWS * PLANE_RANKS
+        """Elements of fp32 that a row's sums take for each plane."""
+        return self.parts * self.cuts * PLANE_RANKS
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,17 @@ class Slots:
     scales: torch.Tensor
 
 
-def most_tiles(rows: int, slots: int) -> int:
-    """How many tiles so many rows may need."""
-    return min(rows, slots + rows // TILE_ROWS)
+def row_tiles(slots: Ints, most: int) -> Ints:
+    """Tiles int32 [`most`, 2] of one row each, in their order: the slot of its adapter, −1 for none, and the row."""
+    tiles = np.full((most, 2), -1, np.int32)
+    tiles[: len(slots), 0] = slots
+    tiles[:, 1] = np.arange(most)
+    return tiles
 
 
-def plan_tiles(slots: Ints, most: int | None = None) -> Ints:
-    """Tiles int32 [`most`, TILE_WORDS] of rows whose adapters are in these slots, −1 for none; just enough if None."""
+def plan_tiles(slots: Ints) -> Ints:
+    """Tiles int32 [tiles, 1 + TILE_ROWS] of the rows with adapters in these slots, −1 for none: slot, and rows, −1 for
+    none."""
     rows = np.nonzero(slots >= 0)[0]
     rows = rows[np.argsort(slots[rows], kind="stable")]
     own = slots[rows]
@@ -89,17 +93,16 @@ def plan_tiles(slots: Ints, most: int | None = None) -> Ints:
     at = np.arange(len(own))
     within = at - np.maximum.accumulate(np.where(begins, at, 0))
     tile = np.cumsum(within % TILE_ROWS == 0) - 1
-    needed = int(tile[-1]) + 1 if len(tile) else 0
-    tiles = np.full((needed if most is None else most, TILE_WORDS), -1, np.int32)
+    tiles = np.full((int(tile[-1]) + 1 if len(tile) else 0, 1 + TILE_ROWS), -1, np.int32)
     tiles[tile, 0] = own
-    tiles[tile, TILE_ROWS + within % TILE_ROWS] = rows
+    tiles[tile, 1 + within % TILE_ROWS] = rows
     return tiles
 
 
 def shrink(
     x: torch.Tensor, slots: Slots, place: Place, tiles: torch.Tensor, sums: torch.Tensor, *, ahead: bool = False
 ) -> None:
-    """A x of the tiles' rows of x [rows, inputs] → fp32 `sums`, of at least tiles · planes · `place.sums` elements.
+    """A x of the tiles' rows of x [rows, inputs] → fp32 `sums`, of at least rows · planes · `place.sums` elements.
 
     `ahead`: as of `rows.rms_norm`.
     """
@@ -108,45 +111,46 @@ def shrink(
     _, planes, size = slots.planes.shape
     _shrink[(place.parts * place.cuts, len(tiles))](
         x, slots.planes, slots.counts, tiles, sums,
-        x.stride(0), size, planes, slots.counts.shape[1], place.part, place.a,
+        x.stride(0), size, planes, slots.counts.shape[1], place.part, place.a, tiles.shape[1],
         INPUTS=place.inputs, CUT=place.cut, CUTS=place.cuts, PARTS=place.parts, AHEAD=ahead, num_warps=4, num_stages=1,
         **LAUNCH,
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["planes", "parts", "part_at"])
+@triton.jit(do_not_specialize=["planes", "parts", "part_at", "words"])
 def _shrink(
-    x, memory, counts, tiles, sums, x_row, size, planes, parts, part_at, a_at,
+    x, memory, counts, tiles, sums, x_row, size, planes, parts, part_at, a_at, words,
     INPUTS: tl.constexpr, CUT: tl.constexpr, CUTS: tl.constexpr, PARTS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     if AHEAD:
         let_next_begin()
     cut = tl.program_id(0) % CUTS
     part = tl.program_id(0) // CUTS
-    tile = tiles + tl.program_id(1) * 32
+    tile = tiles + tl.program_id(1) * words
     slot = tl.load(tile)
     count = tl.load(counts + slot * parts + part_at + part, mask=slot >= 0, other=0)
-    m, r = tl.arange(0, 16), tl.arange(0, 16)
+    r = tl.arange(0, 16)
     k = cut * CUT + tl.arange(0, CUT)
-    plane = memory + slot.to(tl.int64) * planes * size + a_at
+    first = memory + slot.to(tl.int64) * planes * size + a_at
     place = (part * 16 + r)[:, None] * INPUTS + k[None, :]
-    inside = (k < INPUTS)[None, :]
+    inside = k < INPUTS
     # The first plane comes while the kernel before this one still writes the rows.
-    a = tl.load(plane + place, mask=inside & (count > 0), other=0.0)
-    row = tl.load(tile + 16 + m)
+    a = tl.load(first + place, mask=inside[None, :] & (count > 0), other=0.0)
     wait_for_inputs()
     if not AHEAD:
         let_next_begin()
     if count > 0:
-        there = (row >= 0)[:, None]
-        v = tl.load(x + row.to(tl.int64)[:, None] * x_row + k[None, :], mask=there & inside, other=0.0)
-        out = sums + ((tl.program_id(1) * PARTS + part).to(tl.int64) * planes * CUTS + cut) * 256
-        out += m[:, None] * 16 + r[None, :]
-        for at in range(0, count):
-            total = tl.dot(v, tl.trans(a), input_precision="ieee")
-            plane += size
-            a = tl.load(plane + place, mask=inside & (at + 1 < count), other=0.0)
-            tl.store(out + at * (CUTS * 256), total, mask=there)
+        for at in range(1, words):
+            row = tl.load(tile + at).to(tl.int64)
+            if row >= 0:
+                v = tl.load(x + row * x_row + k, mask=inside, other=0.0).to(tl.float32)
+                out = sums + ((row * PARTS + part) * planes * CUTS + cut) * 16 + r
+                tl.store(out, tl.sum(a.to(tl.float32) * v[None, :], 1))
+                following = first
+                for plane in range(1, count):
+                    following += size
+                    more = tl.load(following + place, mask=inside[None, :], other=0.0)
+                    tl.store(out + plane * (CUTS * 16), tl.sum(more.to(tl.float32) * v[None, :], 1))
 
 
 def expand(
@@ -163,56 +167,59 @@ def expand(
     second, third = place.bounds[1], place.bounds[min(2, place.parts)]
     _expand[(sum(programs), len(tiles))](
         y, slots.planes, slots.counts, slots.scales, tiles, sums,
-        y.stride(0), size, planes, slots.counts.shape[1], place.part, place.b,
+        y.stride(0), size, planes, slots.counts.shape[1], place.part, place.b, tiles.shape[1],
         SECOND=second, THIRD=third, END=place.bounds[-1], FIRST_PROGRAMS=programs[0], TWO_PROGRAMS=sum(programs[:2]),
-        CUTS=place.cuts, PARTS=place.parts, OUTPUTS=_OUTPUTS,
-        PRECISION="ieee" if y.dtype == torch.float32 else "tf32x3", AHEAD=ahead, num_warps=4, num_stages=1, **LAUNCH,
+        CUTS=place.cuts, PARTS=place.parts, OUTPUTS=_OUTPUTS, AHEAD=ahead, num_warps=4, num_stages=1, **LAUNCH,
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["planes", "parts", "part_at"])
+@triton.jit(do_not_specialize=["planes", "parts", "part_at", "words"])
 def _expand(
-    y, memory, counts, scales, tiles, sums, y_row, size, planes, parts, part_at, b_at,
+    y, memory, counts, scales, tiles, sums, y_row, size, planes, parts, part_at, b_at, words,
     SECOND: tl.constexpr, THIRD: tl.constexpr, END: tl.constexpr, FIRST_PROGRAMS: tl.constexpr,
-    TWO_PROGRAMS: tl.constexpr, CUTS: tl.constexpr, PARTS: tl.constexpr, OUTPUTS: tl.constexpr,
-    PRECISION: tl.constexpr, AHEAD: tl.constexpr,
+    TWO_PROGRAMS: tl.constexpr, CUTS: tl.constexpr, PARTS: tl.constexpr, OUTPUTS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     if AHEAD:
         let_next_begin()
     program = tl.program_id(0)
     part = (program >= FIRST_PROGRAMS).to(tl.int32) + (program >= TWO_PROGRAMS).to(tl.int32)
-    first = tl.where(part == 0, 0, tl.where(part == 1, FIRST_PROGRAMS, TWO_PROGRAMS))
+    before = tl.where(part == 0, 0, tl.where(part == 1, FIRST_PROGRAMS, TWO_PROGRAMS))
     start = tl.where(part == 0, 0, tl.where(part == 1, SECOND, THIRD))
     stop = tl.where(part == 0, SECOND, tl.where(part == 1, THIRD, END))
-    n = start + (program - first) * OUTPUTS + tl.arange(0, OUTPUTS)
-    tile = tiles + tl.program_id(1) * 32
+    n = start + (program - before) * OUTPUTS + tl.arange(0, OUTPUTS)
+    tile = tiles + tl.program_id(1) * words
     slot = tl.load(tile)
     entry = slot * parts + part_at + part
     count = tl.load(counts + entry, mask=slot >= 0, other=0)
     scale = tl.load(scales + entry, mask=slot >= 0, other=0.0)
-    m, r = tl.arange(0, 16), tl.arange(0, 16)
-    plane = memory + slot.to(tl.int64) * planes * size + b_at
+    r = tl.arange(0, 16)
+    first = memory + slot.to(tl.int64) * planes * size + b_at
     place = n[:, None] * 16 + r[None, :]
-    inside = (n < stop)[:, None]
-    b = tl.load(plane + place, mask=inside & (count > 0), other=0.0)
-    row = tl.load(tile + 16 + m)
+    inside = n < stop
+    b = tl.load(first + place, mask=inside[:, None] & (count > 0), other=0.0)
     wait_for_inputs()
     if not AHEAD:
         let_next_begin()
     if count > 0:
-        there = (row >= 0)[:, None]
-        at_y = y + row.to(tl.int64)[:, None] * y_row + n[None, :]
-        mine = there & (n < stop)[None, :]
-        base = tl.load(at_y, mask=mine, other=0.0)
-        part_sums = sums + (tl.program_id(1) * PARTS + part).to(tl.int64) * planes * (CUTS * 256)
-        part_sums += m[:, None] * 16 + r[None, :]
-        total = tl.zeros((16, OUTPUTS), tl.float32)
-        for at in range(0, count):
-            h = tl.load(part_sums, mask=there, other=0.0)
-            for cut in tl.static_range(1, CUTS):
-                h += tl.load(part_sums + cut * 256, mask=there, other=0.0)
-            total = tl.dot(h, tl.trans(b.to(tl.float32)), total, input_precision=PRECISION)
-            part_sums += CUTS * 256
-            plane += size
-            b = tl.load(plane + place, mask=inside & (at + 1 < count), other=0.0)
-        tl.store(at_y, (base.to(tl.float32) + total * scale).to(y.dtype.element_ty), mask=mine)
+        for at in range(1, words):
+            row = tl.load(tile + at).to(tl.int64)
+            if row >= 0:
+                at_y = y + row * y_row + n
+                base = tl.load(at_y, mask=inside, other=0.0).to(tl.float32)
+                row_sums = sums + (row * PARTS + part) * planes * (CUTS * 16) + r
+                total = tl.sum(b.to(tl.float32) * _added_up(row_sums, CUTS)[None, :], 1)
+                following = first
+                for plane in range(1, count):
+                    following += size
+                    more = tl.load(following + place, mask=inside[:, None], other=0.0)
+                    h = _added_up(row_sums + plane * (CUTS * 16), CUTS)
+                    total += tl.sum(more.to(tl.float32) * h[None, :], 1)
+                tl.store(at_y, (base + total * scale).to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _added_up(sums, CUTS: tl.constexpr):
+    h = tl.load(sums)
+    for cut in tl.static_range(1, CUTS):
+        h += tl.load(sums + cut * 16)
+    return h

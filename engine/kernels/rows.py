@@ -26,11 +26,13 @@ def rms_norm(
     plus: torch.Tensor | None = None,
     scales: torch.Tensor | None = None,
     ahead: bool = False,
+    plain: torch.Tensor | None = None,
 ) -> None:
     """x / rms(x) · weight → `out` [rows, size]. With `plus`, x + plus first replaces x (Zhang and Sennrich 2019).
 
-    With `scales` fp32 [rows], `out` is e4m3 and each row is divided by its scale, which is written there. `ahead`: the
-    next kernel is one of `linear_hopper`, which begins before this one does.
+    With `scales` fp32 [rows], `out` is e4m3 and each row is divided by its scale, which is written there; `plain`, if
+    it is other memory than `out`, gets what is divided. `ahead`: the next kernel is one of `linear_hopper`, which
+    begins before this one does.
     """
     rows, size = x.shape
     _rms_norm[(rows,)](
@@ -39,6 +41,7 @@ def rms_norm(
         weight,
         out,
         x if scales is None else scales,
+        out if plain is None else plain,
         eps,
         x.stride(0),
         x.stride(0) if plus is None else plus.stride(0),
@@ -47,16 +50,22 @@ def rms_norm(
         PADDED=triton.next_power_of_2(size),
         PLUS=plus is not None,
         SCALED=scales is not None,
+        PLAIN=_is_apart(plain, out),
         AHEAD=ahead,
         num_warps=8 if size > 2_048 else 4,
         **LAUNCH,
     )
 
 
+def _is_apart(plain: torch.Tensor | None, out: torch.Tensor) -> bool:
+    """Whether what is divided by its scale is wanted as well."""
+    return plain is not None and plain is not out
+
+
 @triton.jit
 def _rms_norm(
-    x, plus, weight, out, scales, eps, x_row, plus_row, out_row,
-    SIZE: tl.constexpr, PADDED: tl.constexpr, PLUS: tl.constexpr, SCALED: tl.constexpr,
+    x, plus, weight, out, scales, plain, eps, x_row, plus_row, out_row,
+    SIZE: tl.constexpr, PADDED: tl.constexpr, PLUS: tl.constexpr, SCALED: tl.constexpr, PLAIN: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
     wait_and_let_next_begin(AHEAD)
@@ -72,6 +81,8 @@ def _rms_norm(
     wide = value.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
     normal = wide * scale * tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
+    if PLAIN:
+        tl.store(plain + row * out_row + i, normal.to(plain.dtype.element_ty), mask=inside)
     if SCALED:
         normal = _scaled(normal, scales + row)
     tl.store(out + row * out_row + i, normal.to(out.dtype.element_ty), mask=inside)
@@ -111,16 +122,17 @@ def silu_mul(
     scales: torch.Tensor | None = None,
     ahead: bool = False,
     clamped: tuple[float, float] | None = None,
+    plain: torch.Tensor | None = None,
 ) -> None:
-    """silu(gate) · up of [rows, 2 · size] → [rows, size] (Shazeer 2020); with `scales` in e4m3, and `ahead`, as
+    """silu(gate) · up of [rows, 2 · size] → [rows, size] (Shazeer 2020); `scales`, `ahead` and `plain` as of
     `rms_norm`. `clamped` (α, limit): g · sigmoid(α · g) · (up + 1), where gate and up are clamped to the limit."""
     rows, size = out.shape
     alpha, limit = clamped or (1.0, 0.0)
     if scales is not None:
         _silu_mul_scaled[(rows,)](
-            gate_up, out, scales, gate_up.stride(0), out.stride(0), alpha, limit,
-            SIZE=size, PADDED=triton.next_power_of_2(size), AHEAD=ahead, CLAMPED=clamped is not None, num_warps=16,
-            **LAUNCH,
+            gate_up, out, scales, out if plain is None else plain, gate_up.stride(0), out.stride(0), alpha, limit,
+            SIZE=size, PADDED=triton.next_power_of_2(size), PLAIN=_is_apart(plain, out), AHEAD=ahead,
+            CLAMPED=clamped is not None, num_warps=16, **LAUNCH,
         )  # fmt: skip
         return
     block = 2_048
@@ -145,15 +157,17 @@ def _silu_mul(
 
 @triton.jit
 def _silu_mul_scaled(
-    gate_up, out, scales, in_row, out_row, alpha, limit,
-    SIZE: tl.constexpr, PADDED: tl.constexpr, AHEAD: tl.constexpr, CLAMPED: tl.constexpr,
+    gate_up, out, scales, plain, in_row, out_row, alpha, limit,
+    SIZE: tl.constexpr, PADDED: tl.constexpr, PLAIN: tl.constexpr, AHEAD: tl.constexpr, CLAMPED: tl.constexpr,
 ):  # fmt: skip
     wait_and_let_next_begin(AHEAD)
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, PADDED)
     inside = i < SIZE
-    value = _scaled(_gated(gate_up + row * in_row, i, inside, alpha, limit, SIZE, CLAMPED), scales + row)
-    tl.store(out + row * out_row + i, value.to(out.dtype.element_ty), mask=inside)
+    value = _gated(gate_up + row * in_row, i, inside, alpha, limit, SIZE, CLAMPED)
+    if PLAIN:
+        tl.store(plain + row * out_row + i, value.to(plain.dtype.element_ty), mask=inside)
+    tl.store(out + row * out_row + i, _scaled(value, scales + row).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from engine.adapters.adapter_store import adapters_of
+from engine.adapters.adapter_store import DEFAULT_SLOTS, adapters_of
 from engine.core.engine import Engine, EngineLimits
 from engine.core.quarantine import Quarantine
 from engine.core.step_traffic import model_size
@@ -36,7 +36,7 @@ from engine.startup.kept_trials import KeptTrials
 from engine.startup.kv_size import block_counts, host_block_counts
 from engine.startup.numerics import numerics_id
 from engine.startup.options import ReplicaOptions
-from engine.startup.runner_choice import make_ready, make_runner, with_step_sizes
+from engine.startup.runner_choice import adapter_memory, make_ready, make_runner, with_step_sizes
 from engine.startup.speculation import make_speculation
 from engine.startup.warm_up import warm_up
 from engine.startup.weight_formats import report_formats
@@ -116,12 +116,14 @@ def assemble(
     report_formats(model, options.kv_dtype, like)
     size = model_size(model, config)
     options = with_step_sizes(options, model, like)
+    # It takes its memory before KV does.
+    slots = None if options.attention == "fast" else adapter_memory(model, like, DEFAULT_SLOTS, options.max_lora_rank)
     blocks = block_counts(options, model.groups, like.device, context)
     kept = host_block_counts(options, model.groups, blocks)
     dram = host_memories(model.groups, kept, like) if all(kept) else ()
     drafts = MOST_DRAFTS if options.speculation else 0
     sizes = Sizes(options.max_running, options.token_budget, context, blocks, drafts)
-    runner = make_runner(model, dram, like, tiling, sizes)
+    runner = make_runner(model, dram, like, tiling, sizes, slots)
     dtype = str(like.dtype).removeprefix("torch.")
     # KV is other KV if weights or KV are rounded, or if a longer context changes the rotation of positions: block keys,
     # which are made of this digest, must differ too.
@@ -155,9 +157,11 @@ def assemble(
     block_bytes = [group.block_bytes for group in model.groups]
     depth = doubling_depth(config)
     adapters = None
-    if like.device.type == "cpu" and fast is None:  # our kernels for GPUs, and libraries' attention, compute none yet
-        adapters = adapters_of(model, tiling, text_digest(options.model))
-        runner.adapters = adapters.step
+    if like.device.type == "cpu" and fast is None:
+        runner.adapt()
+    if runner.prepare_adapter is not None:
+        count = DEFAULT_SLOTS if slots is None else slots.count
+        adapters = adapters_of(runner.prepare_adapter, text_digest(options.model), slots=count)
     identity = StoreIdentity(
         digest, numerics_id(runner, options.kv_dtype, "" if fast is None else fast.numerics), model.groups
     )

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import torch
 
+from engine.execution.cuda.adapters import AdaptedRows
 from engine.execution.cuda.experts import FusedExperts, Mixed, unsupported_experts
 from engine.execution.cuda.linears import ExactLinear, exact_linear, fp8_weight
 from engine.kernels.expert_routing import combine_and_norm
@@ -51,6 +52,43 @@ Attend: TypeAlias = Callable[["FusedLayer", torch.Tensor, torch.Tensor], None]
 """Writes the attention of a layer's queries [rows, heads, head dim] to the second tensor of the same shape."""
 
 
+@dataclass(frozen=True)
+class Input:
+    """What a linear layer takes: rows, and their scales where they are e4m3. `plain`: what adapters take, the same rows
+    in the model's type."""
+
+    values: torch.Tensor
+    scales: torch.Tensor | None
+    plain: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Pass:
+    """How a pass computes its products. `streamed`: see `FusedDecoder`; `adapted`: which of its rows have adapters."""
+
+    streamed: bool
+    adapted: AdaptedRows | None
+
+    def product(self, linear: ExactLinear, name: str, x: Input) -> torch.Tensor:
+        """The result of a linear layer, with what adapters add to their `name`."""
+        if self.adapted is None:
+            return linear(x.values, x.scales, streamed=self.streamed)
+        self.adapted.shrink(name, x.plain, ahead=self.streamed)
+        y = linear(x.values, x.scales, streamed=self.streamed)
+        self.adapted.expand(name, y, ahead=self.streamed)
+        return y
+
+    def memory(self, like: torch.Tensor, size: int, *, in_fp8: bool) -> Input:
+        """Memory for the rows of an input that is still to be computed."""
+        rows, device = len(like), like.device
+        if not in_fp8:
+            plain = torch.empty(rows, size, dtype=like.dtype, device=device)
+            return Input(plain, None, plain)
+        values = torch.empty(rows, size, dtype=torch.float8_e4m3fn, device=device)
+        plain = values if self.adapted is None else torch.empty(rows, size, dtype=like.dtype, device=device)
+        return Input(values, torch.empty(rows, dtype=torch.float32, device=device), plain)
+
+
 class FusedFeedForward:
     """The feed-forward part of a layer that is dense."""
 
@@ -58,12 +96,12 @@ class FusedFeedForward:
         self.gate_up, self.down = exact_linear(mlp.gate_up), exact_linear(mlp.down)
         self.in_fp8 = self.gate_up.in_fp8
 
-    def __call__(self, x: torch.Tensor, scales: torch.Tensor | None, *, streamed: bool, ahead: bool) -> torch.Tensor:
-        """[rows, hidden] → the same. `streamed`, `ahead`: see `FusedDecoder`."""
-        gate_up = self.gate_up(x, scales, streamed=streamed)
-        acted, acted_scales = _input_memory(gate_up, self.down.inputs, self.down.in_fp8)
-        silu_mul(gate_up, acted, scales=acted_scales, ahead=ahead)
-        return self.down(acted, acted_scales, streamed=streamed)
+    def __call__(self, x: Input, how: Pass, layer: int) -> torch.Tensor:
+        """[rows, hidden] → the same, in the layer of this number."""
+        gate_up = how.product(self.gate_up, f"{layer}.gate_up", x)
+        acted = how.memory(gate_up, self.down.inputs, in_fp8=self.down.in_fp8)
+        silu_mul(gate_up, acted.values, scales=acted.scales, ahead=how.streamed, plain=acted.plain)
+        return how.product(self.down, f"{layer}.down", acted)
 
 
 @dataclass(frozen=True)
@@ -86,12 +124,14 @@ class FusedLayer:
 @dataclass(frozen=True)
 class Rows:
     """The rows of one pass, on the device: `tokens`, `positions` (−1 for padding), and `tables`, the row of the block
-    tables of each; int32 [rows]. `block_tables` int32 [sequences, blocks], one for each layer group."""
+    tables of each; int32 [rows]. `block_tables` int32 [sequences, blocks], one for each layer group. `adapted`: those
+    with adapters, None for none."""
 
     tokens: torch.Tensor
     positions: torch.Tensor
     tables: torch.Tensor
     block_tables: Sequence[torch.Tensor]
+    adapted: AdaptedRows | None = None
 
 
 def unsupported(decoder: Decoder, device: torch.device) -> str | None:
@@ -205,11 +245,11 @@ class FusedDecoder:
         `streamed`: products begin before their inputs are there; that of the head as well, where it can.
         """
         h = self.embedding.index_select(0, rows.tokens)
-        count, ahead = len(h), streamed
+        count, how = len(h), Pass(streamed, rows.adapted)
         plus: torch.Tensor | Mixed | None = None
-        for layer in self.layers:
-            normal = _normalized(h, layer.attention_norm, plus, layer.qkv.in_fp8, ahead)
-            qkv = layer.qkv(*normal, streamed=streamed)
+        for index, layer in enumerate(self.layers):
+            normal = _normalized(h, layer.attention_norm, plus, layer.qkv.in_fp8, how)
+            qkv = how.product(layer.qkv, f"{index}.qkv", normal)
             query = torch.empty(count, self.heads, self.head_dim, dtype=h.dtype, device=h.device)
             norms = None if layer.qk_norms is None else (layer.qk_norms[0].weight, layer.qk_norms[1].weight)
             rotate_and_append(
@@ -219,41 +259,32 @@ class FusedDecoder:
             )  # fmt: skip
             mixed = torch.empty_like(query)
             attend(layer, query, mixed)
-            plus = layer.output(*_as_input(mixed.view(count, -1), layer.output.in_fp8, ahead), streamed=streamed)
+            output = _as_input(mixed.view(count, -1), layer.output.in_fp8, how)
+            plus = how.product(layer.output, f"{index}.output", output)
             mlp = layer.mlp
             if isinstance(mlp, FusedExperts):
-                plus = mlp(_normalized(h, layer.mlp_norm, plus, False, False)[0], rows.positions)
+                plus = mlp(_normalized(h, layer.mlp_norm, plus, False, Pass(False, None)).values, rows.positions)
             else:
-                normal = _normalized(h, layer.mlp_norm, plus, mlp.in_fp8, ahead)
-                plus = mlp(*normal, streamed=streamed, ahead=ahead)
-        return _normalized(h, self.norm, plus, False, ahead and self.head.streamed_rows >= count)[0]
+                plus = mlp(_normalized(h, layer.mlp_norm, plus, mlp.in_fp8, how), how, index)
+        return _normalized(h, self.norm, plus, False, Pass(streamed and self.head.streamed_rows >= count, None)).values
 
 
-Input: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
-"""What a linear layer takes: rows, and their scales where they are e4m3."""
-
-
-def _input_memory(like: torch.Tensor, size: int, in_fp8: bool) -> Input:
-    rows, device = len(like), like.device
-    if not in_fp8:
-        return torch.empty(rows, size, dtype=like.dtype, device=device), None
-    values = torch.empty(rows, size, dtype=torch.float8_e4m3fn, device=device)
-    return values, torch.empty(rows, dtype=torch.float32, device=device)
-
-
-def _normalized(h: torch.Tensor, norm: RmsNorm, plus: torch.Tensor | Mixed | None, in_fp8: bool, ahead: bool) -> Input:
-    out, scales = _input_memory(h, h.shape[1], in_fp8)
+def _normalized(h: torch.Tensor, norm: RmsNorm, plus: torch.Tensor | Mixed | None, in_fp8: bool, how: Pass) -> Input:
+    out = how.memory(h, h.shape[1], in_fp8=in_fp8)
+    values, scales, ahead = out.values, out.scales, how.streamed
     if isinstance(plus, Mixed):
-        combine_and_norm(h, plus.results, plus.routes, norm.weight, norm.eps, out, scales=scales, ahead=ahead)
-        return out, scales
-    rms_norm(h, norm.weight, norm.eps, out, plus=plus, scales=scales, ahead=ahead)
-    return out, scales
+        combine_and_norm(h, plus.results, plus.routes, norm.weight, norm.eps, values, scales=scales, ahead=ahead)
+        if scales is not None and how.adapted is not None:
+            rms_norm(h, norm.weight, norm.eps, out.plain)  # the sum is in h already
+        return out
+    rms_norm(h, norm.weight, norm.eps, values, plus=plus, scales=scales, ahead=ahead, plain=out.plain)
+    return out
 
 
-def _as_input(x: torch.Tensor, in_fp8: bool, ahead: bool) -> Input:
+def _as_input(x: torch.Tensor, in_fp8: bool, how: Pass) -> Input:
     if not in_fp8:
-        return x, None
-    out, scales = _input_memory(x, x.shape[1], in_fp8)
-    assert scales is not None
-    quantize_rows(x, out, scales, ahead=ahead)
-    return out, scales
+        return Input(x, None, x)
+    out = Pass(how.streamed, None).memory(x, x.shape[1], in_fp8=True)
+    assert out.scales is not None
+    quantize_rows(x, out.values, out.scales, ahead=how.streamed)
+    return Input(out.values, out.scales, x)

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from engine.execution.cuda.adapters import AdapterMemory, slots_of
 from engine.execution.cuda.decode_steps import DecodeSteps
 from engine.execution.cuda.deferred_draws import DeferredDraws, Drawn
 from engine.execution.cuda.draws import Draws, changed_rows, is_guided
@@ -95,6 +96,12 @@ class CudaRunner(ModelRunner):
             range(min(len(memory.data) - count for memory, count in zip(memories, sizes.blocks, strict=True)))
         )
         self._ahead: Flight | None = None
+        self.adapter_memory: AdapterMemory | None = None
+
+    def compute_adapters(self, memory: AdapterMemory | None) -> None:
+        """Compute the adapters in this memory from now on, before graphs are captured; none if None."""
+        self.adapter_memory = self.steps.adapters = self.prefill.adapters = memory
+        self.prepare_adapter = None if memory is None else memory.prepare
 
     clears, gives_states, has_kernels = False, False, True
 
@@ -240,7 +247,8 @@ class CudaRunner(ModelRunner):
             slots, order = slots[rows], np.argsort(np.argsort(order)[rows]).astype(np.int32)
         positions = starts if skipped is None else np.where(skipped, -1, starts)
         counted = None if draws is None else self._counted(draws, works, starts, skipped)
-        self.steps.run(slots, positions.astype(np.int32), order, draws=draws, counted=counted)
+        adapted = slots_of(works)
+        self.steps.run(slots, positions.astype(np.int32), order, draws=draws, counted=counted, adapted=adapted)
         computed = np.ones(len(works), np.bool_) if skipped is None else ~skipped
         self.slots.token_at[slots[computed]] = starts[computed] + 1
         tokens, event = to_host(self.steps.tokens[: len(works)])
@@ -348,7 +356,7 @@ class CudaRunner(ModelRunner):
         counts = [work.count for work in works]
         if self._are_short(works):
             return self._prefill_in_graph(works, chunks)
-        hidden = self.prefill(chunks)
+        hidden = self.prefill(chunks, slots_of(works))
         # What is not finite makes its row's sum so as well.
         sums = hidden[: sum(counts)].sum(-1, dtype=torch.float32)
         ends = np.cumsum(counts) - 1
@@ -372,7 +380,9 @@ class CudaRunner(ModelRunner):
         slots, sources = self.slots.place(chunks)
         positions = np.concatenate([np.arange(work.start, work.start + work.count) for work in works])
         rows = len(slots)
-        self.steps.run(slots, positions.astype(np.int32), np.arange(rows, dtype=np.int32), sources)
+        self.steps.run(
+            slots, positions.astype(np.int32), np.arange(rows, dtype=np.int32), sources, adapted=slots_of(works)
+        )
         found, event = to_host(self.steps.tokens[:rows])
         ends = np.cumsum([work.count for work in works]) - 1
         sampling = [at for at, work in enumerate(works) if work.samples]
