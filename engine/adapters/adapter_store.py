@@ -15,8 +15,6 @@ from model_files.adapter_config import AdapterRefused
 from model_files.adapter_file import AdapterFile, read_packed
 from prompt_cache.kv.block_keys import BLOCK_TOKENS, KeyFork
 
-DEFAULT_BYTES = 4 << 30
-DEFAULT_SLOTS = 16
 _MOST_REFUSALS = 1000
 
 
@@ -70,7 +68,7 @@ class InvokedAdapter:
 
 
 class AdapterStore:
-    """The adapters of one base model, at most `most_bytes` of them. `prepare`: makes them ready. Any thread may call it."""
+    """The adapters of one base model, at most `most_bytes` of them. `prepare`: as in `Prepare`. Any thread may call."""
 
     def __init__(self, prepare: Prepare, base: str, most_bytes: int) -> None:
         self.base = base
@@ -156,8 +154,8 @@ def adapters_of(
     prepare: Prepare,
     base: str,
     *,
-    slots: int = DEFAULT_SLOTS,
-    most_bytes: int = DEFAULT_BYTES,
+    slots: int,
+    most_bytes: int,
     run_beside: Callable[[Callable[[], None]], None] = in_a_thread,
 ) -> Adapters:
     """Adapters of a model whose runner computes them. `base`: what tells the model from others. `run_beside`: as of

@@ -80,6 +80,7 @@ def make_runner(
     swap: Sequence[KvMemory],
     like: torch.Tensor,
     tiling: Tiling,
+    *,
     sizes: Sizes,
     adapters: AdapterMemory | None = None,
 ) -> ModelRunner:
@@ -90,7 +91,7 @@ def make_runner(
     if like.device.type == "cuda":
         from engine.execution.cuda.start import cuda_runner  # noqa: PLC0415  # Triton, which a CPU does without
 
-        fused = cuda_runner(model, swap, like, tiling, sizes, adapters)
+        fused = cuda_runner(model, swap, like, tiling, sizes=sizes, adapters=adapters)
         if fused is not None:
             return fused
     memories = [KvMemory(group, count, like) for group, count in zip(model.groups, sizes.blocks, strict=True)]

@@ -378,7 +378,9 @@ def make_bench(
     if adapters:
         runner.adapt()
         assert runner.prepare_adapter is not None
-        adapted = adapters_of(runner.prepare_adapter, "base", slots=adapters, run_beside=lambda load: load())
+        adapted = adapters_of(
+            runner.prepare_adapter, "base", slots=adapters, most_bytes=1 << 30, run_beside=lambda load: load()
+        )
     tiers = () if disk is None else (disk,)
     engine = Engine(
         executor,

@@ -64,7 +64,7 @@ class AdapterMemory:
     """`slots` slots for adapters of the base model's `targets`, of ranks up to `rank`, in the type of `like`."""
 
     def __init__(self, targets: Mapping[str, Target], like: torch.Tensor, slots: int, rank: int) -> None:
-        self._targets, self.rank = targets, rank
+        self.targets, self.rank = targets, rank
         self.places, elements = places_of(targets)
         device, parts = like.device, sum(place.parts for place in self.places.values())
         self.planes = -(-rank // PLANE_RANKS)
@@ -95,7 +95,7 @@ class AdapterMemory:
 
     def prepare(self, file: AdapterFile) -> Callable[[], DeviceAdapter]:
         """What puts an adapter into a slot; it is packed now. Raises AdapterRefused for what does not fit."""
-        check_fit(file, self._targets)
+        check_fit(file, self.targets)
         if file.rank > self.rank:
             raise AdapterRefused("r", f"rank {file.rank} is more than this replica computes, {self.rank}")
         packed = self._pack(file)
@@ -104,7 +104,7 @@ class AdapterMemory:
     def _pack(self, file: AdapterFile) -> _Packed:
         counts, scales = (torch.zeros_like(there[0], device="cpu") for there in (self.slots.counts, self.slots.scales))
         pieces: list[tuple[int, int, torch.Tensor]] = []
-        for name, target in self._targets.items():
+        for name, target in self.targets.items():
             place = self.places[name]
             for module, (start, stop) in target.parts.items():
                 if module in file.modules:

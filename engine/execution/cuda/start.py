@@ -44,6 +44,7 @@ def cuda_runner(
     swap: Sequence[KvMemory],
     like: torch.Tensor,
     tiling: Tiling,
+    *,
     sizes: Sizes,
     adapters: AdapterMemory | None = None,
 ) -> CudaRunner | None:
@@ -54,7 +55,7 @@ def cuda_runner(
     """
     reason = unsupported(model, like.device)
     if reason is None:
-        runner, reason = _tested_runner(model, swap, like, tiling, sizes, adapters)
+        runner, reason = _tested_runner(model, swap, like, tiling, sizes=sizes, adapters=adapters)
         if runner is not None:
             return runner
         # Its memory is needed for what takes its place.
@@ -70,6 +71,7 @@ def _tested_runner(
     swap: Sequence[KvMemory],
     like: torch.Tensor,
     tiling: Tiling,
+    *,
     sizes: Sizes,
     adapters: AdapterMemory | None,
 ) -> tuple[CudaRunner | None, str]:

@@ -84,7 +84,9 @@ def fused_bench(
     if adapters:
         runner.compute_adapters(AdapterMemory(targets_of(model), like, adapters, 64))
         assert runner.prepare_adapter is not None
-        adapted = adapters_of(runner.prepare_adapter, "base", slots=adapters, run_beside=lambda load: load())
+        adapted = adapters_of(
+            runner.prepare_adapter, "base", slots=adapters, most_bytes=1 << 30, run_beside=lambda load: load()
+        )
     pool = GroupedPool([(blocks, group.window) for group in model.groups], on_free=poisoning(runner))
     limits = EngineLimits(context, max_running=running, budget=budget)
     dram = None
