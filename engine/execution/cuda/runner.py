@@ -30,6 +30,7 @@ from engine.execution.cuda.flights import (
     Undrawn,
     exact,
     not_finite,
+    rows_ahead,
     still_undrawn,
     tell,
 )
@@ -203,7 +204,7 @@ class CudaRunner(ModelRunner):
         self.slots.bind(works)
         if ahead is None:
             return self._launch_now(works, starts)
-        row_of = self._rows_ahead(ahead, works, starts)
+        row_of = rows_ahead(ahead, works, starts)
         if row_of is None:
             return self._launch_now(works, starts)
         self._bring_home(ahead, works, row_of)
@@ -301,23 +302,6 @@ class CudaRunner(ModelRunner):
         del self._spare[: len(spare)]
         ahead.spare = spare
         return ahead
-
-    @staticmethod
-    def _rows_ahead(ahead: Flight, works: Sequence[Decode], starts: Positions) -> list[int] | None:
-        """At which row each of `works` was computed ahead, −1 for one that was not. None: nothing of it is of use."""
-        if ahead.works == works:
-            row_of = list(range(len(works)))
-        else:
-            places = {work: row for row, work in enumerate(ahead.works)}
-            row_of = [places.get(work, -1) for work in works]
-        skipped = ahead.skipped
-        row_of = [
-            row if row >= 0 and ahead.starts[row] == start and (skipped is None or not skipped[row]) else -1
-            for row, start in zip(row_of, starts.tolist(), strict=True)
-        ]
-        # A launch takes as long for a few rows as for one: with few rows to keep, all are launched together.
-        missing = sum(row < 0 for row in row_of)
-        return row_of if 2 * missing <= len(row_of) else None
 
     def _bring_home(self, ahead: Flight, works: Sequence[Decode], row_of: Sequence[int]) -> None:
         if not ahead.spare:
