@@ -109,7 +109,6 @@ class AdapterSlots:
         """The request has ended: it waits no more, or gives its slot back. Returns whether it waited."""
         if request.adapter is None:
             return False
-        request.weights = None  # they may lie in memory that the next adapter waits for
         waited = self._waiting.pop(request.arrival, None) is not None
         slot = self._slots.get(request.adapter.digest)
         if slot is not None:
