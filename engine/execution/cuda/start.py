@@ -133,12 +133,22 @@ def ensure_exact(runner: CudaRunner) -> bool:
         logger.info("output is independent of the batch", **told)
     else:
         logger.error("the fused kernels depend on the batch", **told)
-    if runner.adapter_memory is not None and not adapters_keep_bits(runner, runner.adapter_memory):
-        logger.error("products with adapters depend on the batch: none are computed")
-        runner.compute_adapters(None)
-        runner.steps.forget()
-        runner.steps.capture()
+    if held and runner.adapter_memory is not None:
+        _test_adapters(runner, runner.adapter_memory)
     return held
+
+
+def _test_adapters(runner: CudaRunner, memory: AdapterMemory) -> None:
+    """Compute no adapters if that does not keep the bits."""
+    began = time.perf_counter()
+    if adapters_keep_bits(runner, memory):
+        took = round(time.perf_counter() - began, 2)
+        logger.info("adapters are computed", slots=memory.count, rank=memory.rank, s=took)
+        return
+    logger.error("products with adapters depend on the batch: no adapters are computed")
+    runner.compute_adapters(None)
+    runner.steps.forget()
+    runner.steps.capture()
 
 
 def compile_draws(runner: CudaRunner) -> None:
