@@ -4,8 +4,7 @@ Two kernels around the base model's product. `shrink` multiplies the rows by A: 
 each cut's sums are kept apart, so that one row fills more than one multiprocessor. `expand` adds the cuts up in order,
 multiplies them by B, and rounds once what y and the product are together. Both compute one row after the other, and no
 row in another way than the others: it has the same bits in any company. What they compute with comes before the rows do
-(`dependent_launch`); matrix instructions, for which single rows were padded to 16, take three times as long. A row
-without an adapter is in no tile: to add 0 to it would make +0 of −0.
+(`dependent_launch`). A row without an adapter is not computed: to add 0 to it would make +0 of −0.
 
 Ranks come in planes of 16, padded with zeros; a plane has the A and the B of all layers for its ranks.
 """
