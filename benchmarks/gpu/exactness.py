@@ -10,7 +10,7 @@ import argparse
 import json
 import random
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -32,6 +32,7 @@ SCOPES = {"project": Scope("project", b"root" * 8, b"key")}
 
 
 Answered = tuple[list[int], int]
+NO_ADAPTERS: Mapping[str, str] = {}
 Logits = dict[str, list[int]]
 """By request, a sum over all bits of each of its logits."""
 
@@ -51,8 +52,10 @@ class Recorder:
         for work, value in zip(works, sums, strict=True):
             self.seen.setdefault(work.request.id, []).append(value)
 
-    def run(self, requests: dict[str, Answered], together: int, read: bool = True) -> Logits:
-        """The logits of these requests, of which so many run at once."""
+    def run(
+        self, requests: dict[str, Answered], together: int, read: bool = True, adapters: Mapping[str, str] = NO_ADAPTERS
+    ) -> Logits:
+        """The logits of these requests, of which so many run at once. `adapters`: digests by request."""
         self.seen, waiting = {}, list(requests.items())
         running: set[str] = set()
         while waiting or running:
@@ -61,7 +64,7 @@ class Recorder:
                 self.engine.add(
                     Generate(
                         name, 1, (Segment(len(prompt), "project"),), prompt, Sampling(tokens, temperature=0.0),
-                        credit=1 << 20, read=read,
+                        credit=1 << 20, read=read, adapter=adapters.get(name, ""),
                     ),
                     SCOPES,
                 )  # fmt: skip

@@ -7,18 +7,19 @@ bits do not depend on how many there are, since both products are `Linear`s.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from engine.adapters.adapter_weights import AdapterWeights, Target
+from engine.adapters.adapter_weights import AdapterWeights, Target, check_fit
 from engine.layers.feed_forward import FeedForward
-from engine.layers.linear import Linear
+from engine.layers.linear import Linear, Tiling
 from engine.layers.self_attention import SelfAttention
 from engine.models.decoder import Decoder
 from engine.scheduling.step_work import Work
+from model_files.adapter_file import AdapterFile
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,15 @@ class AdaptedRows:
 class StepAdapters:
     """Which rows of the step that is computed now have which adapter. All adapted layers of a model share it."""
 
-    def __init__(self) -> None:
+    def __init__(self, targets: Mapping[str, Target], tiling: Tiling) -> None:
         self.groups: Sequence[AdaptedRows] = ()
+        self._targets = targets
+        self._tiling = tiling
+
+    def prepare(self, file: AdapterFile) -> Callable[[], AdapterWeights]:
+        """What makes an adapter's weights. Raises AdapterRefused for what does not fit the model."""
+        check_fit(file, self._targets)
+        return lambda: AdapterWeights(file, self._targets, self._tiling)
 
     def enter(self, works: Sequence[Work]) -> None:
         """These works are computed next, in this order; other rows behind them belong to nobody."""
@@ -109,9 +117,9 @@ def targets_of(model: Decoder) -> Mapping[str, Target]:
     return targets
 
 
-def adapt(model: Decoder) -> StepAdapters:
+def adapt(model: Decoder, tiling: Tiling) -> StepAdapters:
     """Let the model's layers add what adapters have for them, in the rows that the returned object is told."""
-    step = StepAdapters()
+    step = StepAdapters(targets_of(model), tiling)
     for index, layer in enumerate(model.layers):
         attention, mlp = layer.attention, layer.mlp
         if isinstance(attention, SelfAttention):

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from engine.adapters.adapted_linear import StepAdapters, adapt, targets_of
-from engine.adapters.adapter_weights import AdapterWeights, Target, check_fit
-from engine.layers.linear import Tiling
-from engine.models.decoder import Decoder
+from engine.adapters.adapter_weights import Prepare
 from engine.scheduling.adapter_slots import AdapterSlots
 from model_files.adapter_config import AdapterRefused
 from model_files.adapter_file import AdapterFile, read_packed
 from prompt_cache.kv.block_keys import BLOCK_TOKENS, KeyFork
 
-DEFAULT_BYTES = 4 << 30
-DEFAULT_SLOTS = 16
 _MOST_REFUSALS = 1000
 
 
@@ -31,21 +26,17 @@ def in_a_thread(work: Callable[[], None]) -> None:
 class StoredAdapter:
     """An adapter in host memory. Its weights are made when a slot is free for them."""
 
-    def __init__(self, file: AdapterFile, targets: Mapping[str, Target], tiling: Tiling) -> None:
+    def __init__(self, file: AdapterFile, load: Callable[[], object]) -> None:
+        """`load`: makes its weights ready to be multiplied; it is called in other threads."""
         self.file = file
+        self.load = load
         self.scopes: set[str] = set()
         """The scopes, by their owners, whose requests have named it: it goes with the last of them."""
-        self._targets = targets
-        self._tiling = tiling
 
     @property
     def digest(self) -> str:
         """Its identity."""
         return self.file.digest
-
-    def load(self) -> AdapterWeights:
-        """Its weights, ready to be multiplied."""
-        return AdapterWeights(self.file, self._targets, self._tiling)
 
     def acts_from(self, prompt: Sequence[int]) -> int | None:
         """From which position of the prompt on it acts: 0, or the beginning of the last sequence that invokes it, in
@@ -77,13 +68,12 @@ class InvokedAdapter:
 
 
 class AdapterStore:
-    """The adapters of one base model, at most `most_bytes` of them. Any thread may call it."""
+    """The adapters of one base model, at most `most_bytes` of them. `prepare`: as in `Prepare`. Any thread may call."""
 
-    def __init__(self, targets: Mapping[str, Target], tiling: Tiling, base: str, most_bytes: int) -> None:
+    def __init__(self, prepare: Prepare, base: str, most_bytes: int) -> None:
         self.base = base
         self.most_bytes = most_bytes
-        self._targets = targets
-        self._tiling = tiling
+        self._prepare = prepare
         self._adapters: OrderedDict[str, StoredAdapter] = OrderedDict()
         self._refusals: OrderedDict[str, str] = OrderedDict()
         self._bytes = 0
@@ -102,10 +92,9 @@ class AdapterStore:
         file = read_packed(content, self.base)
         if file.digest != digest:
             raise AdapterRefused("digest", "the content is not that of the adapter which was asked for")
-        check_fit(file, self._targets)
         if file.bytes > self.most_bytes:
             raise AdapterRefused("adapter_model.safetensors", f"{file.bytes} bytes are more than this replica keeps")
-        adapter = StoredAdapter(file, self._targets, self._tiling)
+        adapter = StoredAdapter(file, self._prepare(file))
         with self._lock:
             self._remove(digest)
             self._adapters[digest] = adapter
@@ -155,22 +144,20 @@ class AdapterStore:
 
 @dataclass(frozen=True)
 class Adapters:
-    """What an engine needs for adapters: those in host memory, slots for weights, and what is told of steps."""
+    """What an engine needs for adapters: those in host memory, and slots for weights."""
 
     store: AdapterStore
     slots: AdapterSlots
-    step: StepAdapters
 
 
 def adapters_of(
-    model: Decoder,
-    tiling: Tiling,
+    prepare: Prepare,
     base: str,
     *,
-    slots: int = DEFAULT_SLOTS,
-    most_bytes: int = DEFAULT_BYTES,
+    slots: int,
+    most_bytes: int,
     run_beside: Callable[[Callable[[], None]], None] = in_a_thread,
 ) -> Adapters:
-    """Let a model's layers be adapted. `base`: what tells it from other models. `run_beside`: as of `AdapterSlots`."""
-    store = AdapterStore(targets_of(model), tiling, base, most_bytes)
-    return Adapters(store, AdapterSlots(slots, run_beside), adapt(model))
+    """Adapters of a model whose runner computes them. `base`: what tells the model from others. `run_beside`: as of
+    `AdapterSlots`."""
+    return Adapters(AdapterStore(prepare, base, most_bytes), AdapterSlots(slots, run_beside))

@@ -6,8 +6,9 @@ that share an input (q, k and v; gate and up) share one product with all their A
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
@@ -16,6 +17,9 @@ from model_files.adapter_config import AdapterRefused
 from model_files.adapter_file import AdaptedModule, AdapterFile, AdapterTensor
 
 _PADDED_RANKS = (16, 32, 64, 128, 256)
+Prepare: TypeAlias = Callable[[AdapterFile], Callable[[], object]]
+"""Checks that an adapter fits the base model, and returns what makes its weights. Raises AdapterRefused."""
+
 _TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -52,8 +56,8 @@ class AdaptedProduct:
         for (start, stop), module in modules.items():
             padded = next(rank for rank in _PADDED_RANKS if rank >= module.rank)
             a, b = torch.zeros(padded, module.inputs), torch.zeros(module.outputs, padded)
-            a[: module.rank] = _matrix(module.a)
-            b[:, : module.rank] = _matrix(module.b)
+            a[: module.rank] = matrix(module.a)
+            b[:, : module.rank] = matrix(module.b)
             shrinks.append(a)
             expands.append((b, module.scale, slice(at, at + padded), slice(start, stop)))
             at += padded
@@ -102,7 +106,7 @@ def check_fit(file: AdapterFile, targets: Mapping[str, Target]) -> None:
             raise AdapterRefused(name, problem)
 
 
-def _matrix(tensor: AdapterTensor) -> torch.Tensor:
-    """A copy in fp32."""
+def matrix(tensor: AdapterTensor) -> torch.Tensor:
+    """A copy of a stored matrix, in fp32."""
     stored = torch.frombuffer(bytearray(tensor.data), dtype=_TYPES[tensor.dtype])
     return stored.reshape(tensor.shape).float()

@@ -18,7 +18,8 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from engine.adapters.adapted_linear import StepAdapters
+from engine.adapters.adapted_linear import StepAdapters, adapt
+from engine.adapters.adapter_weights import Prepare
 from engine.attention_backends.backend import AttentionBackend
 from engine.execution.attention_plan_cache import AttentionPlanCache, columns
 from engine.execution.cpu_threads import Threads
@@ -97,11 +98,18 @@ class ModelRunner:
         self.meanwhile: Callable[[Callable[[], bool]], None] = lambda _done: None
         self.adapters: StepAdapters | None = None
         """Told of each step's works, where the model's layers are adapted."""
+        self.prepare_adapter: Prepare | None = None
+        """What adapters are made ready with; None where none are computed."""
 
     @property
     def numerics(self) -> str:
         """What decides the bits of KV beside weights and types: blocks of another kind are not found as ours."""
         return ""
+
+    def adapt(self) -> None:
+        """Compute adapters from now on, of layers that the tests at start had as they were."""
+        self.adapters = adapt(self.model, self.tiling)
+        self.prepare_adapter = self.adapters.prepare
 
     def attend_by(self, backends: Sequence[AttentionBackend | None]) -> None:
         """Have libraries compute the attention of the layer groups for which there is one (`--attention fast`)."""

@@ -33,14 +33,16 @@ def rms_norm(
     factor: float = 1.0,
     scales: torch.Tensor | None = None,
     ahead: bool = False,
+    plain: torch.Tensor | None = None,
 ) -> None:
     """x / rms(x) · weight → `out` [rows, size], which may be x. With `plus`, x + plus first replaces x (Zhang and
     Sennrich 2019). Without `weight` x alone goes to `out`.
 
     `bias`: the norm is that of mean and variance instead (Ba et al. 2016). `behind` (weight, eps): `plus` is normalized
     by itself before it is added. `factor`: of `plus`. Both round to the type of x, as the models do. With `scales` fp32
-    [rows], `out` is e4m3 and each row is divided by its scale, which is written there. `ahead`: the next kernel is one
-    of `linear_hopper`, which begins before this one does.
+    [rows], `out` is e4m3 and each row is divided by its scale, which is written there; `plain`, if it is other memory
+    than `out`, gets what is divided. `ahead`: the next kernel is one of `linear_hopper`, which begins before this one
+    does.
     """
     rows, size = x.shape
     norm = _PLAIN if weight is None else _RMS if bias is None else _MEAN_AND_VARIANCE
@@ -52,6 +54,7 @@ def rms_norm(
         x if bias is None else bias,
         out,
         x if scales is None else scales,
+        out if plain is None else plain,
         eps,
         0.0 if behind is None else behind[1],
         factor,
@@ -65,17 +68,23 @@ def rms_norm(
         FACTOR=factor != 1.0,
         NORM=norm,
         SCALED=scales is not None,
+        PLAIN=_is_apart(plain, out),
         AHEAD=ahead,
         num_warps=8 if size > 2_048 else 4,
         **LAUNCH,
     )
 
 
+def _is_apart(plain: torch.Tensor | None, out: torch.Tensor) -> bool:
+    """Whether what is divided by its scale is wanted as well."""
+    return plain is not None and plain is not out
+
+
 @triton.jit
 def _rms_norm(
-    x, plus, behind, weight, bias, out, scales, eps, behind_eps, factor, x_row, plus_row, out_row,
+    x, plus, behind, weight, bias, out, scales, plain, eps, behind_eps, factor, x_row, plus_row, out_row,
     SIZE: tl.constexpr, PADDED: tl.constexpr, PLUS: tl.constexpr, BEHIND: tl.constexpr, FACTOR: tl.constexpr,
-    NORM: tl.constexpr, SCALED: tl.constexpr, AHEAD: tl.constexpr,
+    NORM: tl.constexpr, SCALED: tl.constexpr, PLAIN: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     wait_and_let_next_begin(AHEAD)
     row = tl.program_id(0).to(tl.int64)
@@ -100,6 +109,8 @@ def _rms_norm(
         normal = normal * scale * tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
     if NORM == 2:
         normal += tl.load(bias + i, mask=inside, other=0.0).to(tl.float32)
+    if PLAIN:
+        tl.store(plain + row * out_row + i, normal.to(plain.dtype.element_ty), mask=inside)
     if SCALED:
         normal = _scaled(normal, scales + row)
     tl.store(out + row * out_row + i, normal.to(out.dtype.element_ty), mask=inside)
@@ -140,8 +151,9 @@ def silu_mul(
     ahead: bool = False,
     clamped: tuple[float, float] | None = None,
     gelu: bool = False,
+    plain: torch.Tensor | None = None,
 ) -> None:
-    """silu(gate) · up of [rows, 2 · size] → [rows, size] (Shazeer 2020); with `scales` in e4m3, and `ahead`, as
+    """silu(gate) · up of [rows, 2 · size] → [rows, size] (Shazeer 2020); `scales`, `ahead` and `plain` as of
     `rms_norm`. `clamped` (α, limit): g · sigmoid(α · g) · (up + 1), where gate and up are clamped to the limit.
     `gelu`: by the tanh approximation of GELU instead. Of [rows, size], which is a gate alone, up is 1."""
     rows, size = out.shape
@@ -149,8 +161,9 @@ def silu_mul(
     kind = {"CLAMPED": clamped is not None, "GELU": gelu, "GATED": gate_up.shape[1] != size}
     if scales is not None:
         _silu_mul_scaled[(rows,)](
-            gate_up, out, scales, gate_up.stride(0), out.stride(0), alpha, limit,
-            SIZE=size, PADDED=triton.next_power_of_2(size), AHEAD=ahead, num_warps=16, **kind, **LAUNCH,
+            gate_up, out, scales, out if plain is None else plain, gate_up.stride(0), out.stride(0), alpha, limit,
+            SIZE=size, PADDED=triton.next_power_of_2(size), PLAIN=_is_apart(plain, out), AHEAD=ahead, num_warps=16,
+            **kind, **LAUNCH,
         )  # fmt: skip
         return
     block = 2_048
@@ -176,16 +189,18 @@ def _silu_mul(
 
 @triton.jit
 def _silu_mul_scaled(
-    gate_up, out, scales, in_row, out_row, alpha, limit,
-    SIZE: tl.constexpr, PADDED: tl.constexpr, AHEAD: tl.constexpr, CLAMPED: tl.constexpr, GELU: tl.constexpr,
-    GATED: tl.constexpr,
+    gate_up, out, scales, plain, in_row, out_row, alpha, limit,
+    SIZE: tl.constexpr, PADDED: tl.constexpr, PLAIN: tl.constexpr, AHEAD: tl.constexpr, CLAMPED: tl.constexpr,
+    GELU: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     wait_and_let_next_begin(AHEAD)
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, PADDED)
     inside = i < SIZE
-    value = _scaled(_gated(gate_up + row * in_row, i, inside, alpha, limit, SIZE, CLAMPED, GELU, GATED), scales + row)
-    tl.store(out + row * out_row + i, value.to(out.dtype.element_ty), mask=inside)
+    value = _gated(gate_up + row * in_row, i, inside, alpha, limit, SIZE, CLAMPED, GELU, GATED)
+    if PLAIN:
+        tl.store(plain + row * out_row + i, value.to(plain.dtype.element_ty), mask=inside)
+    tl.store(out + row * out_row + i, _scaled(value, scales + row).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit

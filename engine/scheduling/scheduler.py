@@ -140,7 +140,9 @@ class Scheduler:
 
     def remove(self, request: Request) -> None:
         """Remove a request wherever it is, and free its blocks at once (E4)."""
-        if self.adapters.leave(request):
+        waited = self.adapters.leave(request)
+        request.weights = None  # they may lie in memory that the next adapter waits for
+        if waited:
             return
         if request.arrival in self.parked:
             del self.parked[request.arrival]

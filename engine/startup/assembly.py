@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 import structlog
 
-from engine.adapters.adapter_store import adapters_of
+from engine.adapters.adapter_store import Adapters, adapters_of
 from engine.core.engine import Engine, EngineLimits
 from engine.core.quarantine import Quarantine
 from engine.core.step_traffic import model_size
@@ -38,7 +38,7 @@ from engine.startup.kept_trials import KeptTrials
 from engine.startup.kv_size import block_counts, host_block_counts
 from engine.startup.numerics import numerics_id
 from engine.startup.options import ReplicaOptions
-from engine.startup.runner_choice import make_ready, make_runner, with_step_sizes
+from engine.startup.runner_choice import adapter_memory, make_ready, make_runner, with_step_sizes
 from engine.startup.speculation import make_speculation
 from engine.startup.warm_up import warm_up
 from engine.startup.weight_formats import report_formats
@@ -124,12 +124,16 @@ def assemble(
     report_formats(model, options.kv_dtype, like)
     size = model_size(model, config)
     options = with_step_sizes(options, model, like)
+    # It takes its memory before KV does.
+    slots = (
+        None if options.attention == "fast" else adapter_memory(model, like, options.max_loras, options.max_lora_rank)
+    )
     blocks = block_counts(options, model.groups, like.device, context)
     kept = host_block_counts(options, model.groups, blocks)
     dram = host_memories(model.groups, kept, like) if all(kept) else ()
     drafts = MOST_DRAFTS if options.speculation else 0
     sizes = Sizes(options.max_running, options.token_budget, context, blocks, drafts)
-    runner = make_runner(model, dram, like, tiling, sizes)
+    runner = make_runner(model, dram, like, tiling, sizes=sizes, adapters=slots)
     dtype = str(like.dtype).removeprefix("torch.")
     # KV is other KV if weights or KV are rounded, or if a longer context changes the rotation of positions: block keys,
     # which are made of this digest, must differ too.
@@ -162,10 +166,8 @@ def assemble(
     windows = [group.window for group in model.groups]
     block_bytes = [group.block_bytes for group in model.groups]
     depth = doubling_depth(config)
-    adapters = None
-    if like.device.type == "cpu" and fast is None:  # our kernels for GPUs, and libraries' attention, compute none yet
-        adapters = adapters_of(model, tiling, text_digest(options.model))
-        runner.adapters = adapters.step
+    if options.max_loras and like.device.type == "cpu" and fast is None:
+        runner.adapt()
     identity = StoreIdentity(
         digest, numerics_id(runner, options.kv_dtype, "" if fast is None else fast.numerics), model.groups
     )
@@ -185,7 +187,7 @@ def assemble(
         publishes=is_invariant or fast is not None,
         speculation=speculation,
         size=size,
-        adapters=adapters,
+        adapters=_adapters(options, runner, options.max_loras if slots is None else slots.count),
     )
     engine.scheduler.blocks.prompts_only = fast is not None
     return AssembledEngine(
@@ -197,6 +199,14 @@ def assemble(
         LlguidanceGrammars(options.model, config.vocabulary, end_tokens(options.model)),
         identity.numerics,
     )
+
+
+def _adapters(options: ReplicaOptions, runner: ModelRunner, slots: int) -> Adapters | None:
+    """Those of the model, if the runner computes any."""
+    prepare = runner.prepare_adapter
+    if prepare is None:
+        return None
+    return adapters_of(prepare, text_digest(options.model), slots=slots, most_bytes=options.lora_memory)
 
 
 def doubling_depth(config: ModelConfig) -> float:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
+from engine.adapters.adapted_linear import targets_of
 from engine.attention_backends.backend import AttentionBackend
 from engine.errors import StartError
 from engine.execution.cpu_threads import Threads
@@ -20,6 +22,9 @@ from engine.startup.kept_trials import KeptTrials
 from engine.startup.options import ReplicaOptions
 from engine.startup.self_test import ensure_batch_invariance
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
+
+if TYPE_CHECKING:
+    from engine.execution.cuda.adapters import AdapterMemory
 
 _LARGE_GPU = 60 << 30
 _RUNNING, _CHUNK = 64, 512
@@ -61,14 +66,32 @@ def _is_fused(model: Decoder, like: torch.Tensor) -> bool:
     return unsupported(model, like.device) is None
 
 
+def adapter_memory(model: Decoder, like: torch.Tensor, slots: int, rank: int) -> AdapterMemory | None:
+    """Memory of a GPU for adapters of up to `rank`; None where the fused kernels compute none."""
+    if not _is_fused(model, like):
+        return None
+    from engine.execution.cuda.adapters import AdapterMemory  # noqa: PLC0415
+
+    return AdapterMemory.fitting(targets_of(model), like, slots, rank)
+
+
 def make_runner(
-    model: Decoder, swap: Sequence[KvMemory], like: torch.Tensor, tiling: Tiling, sizes: Sizes
+    model: Decoder,
+    swap: Sequence[KvMemory],
+    like: torch.Tensor,
+    tiling: Tiling,
+    *,
+    sizes: Sizes,
+    adapters: AdapterMemory | None = None,
 ) -> ModelRunner:
-    """The runner for `like`'s device, with memory for KV. Fused kernels that do not stand their test are not taken."""
+    """The runner for `like`'s device, with memory for KV. Fused kernels that do not stand their test are not taken.
+
+    `adapters`: memory for those that the fused kernels compute.
+    """
     if like.device.type == "cuda":
         from engine.execution.cuda.start import cuda_runner  # noqa: PLC0415  # Triton, which a CPU does without
 
-        fused = cuda_runner(model, swap, like, tiling, sizes)
+        fused = cuda_runner(model, swap, like, tiling, sizes=sizes, adapters=adapters)
         if fused is not None:
             return fused
     memories = [KvMemory(group, count, like) for group, count in zip(model.groups, sizes.blocks, strict=True)]

@@ -376,8 +376,11 @@ def make_bench(
     executor = StepExecutor(runner, FixedCosts(Rates(batch=running)))
     adapted = None
     if adapters:
-        adapted = adapters_of(model, tiling, "base", slots=adapters, run_beside=lambda load: load())
-        runner.adapters = adapted.step
+        runner.adapt()
+        assert runner.prepare_adapter is not None
+        adapted = adapters_of(
+            runner.prepare_adapter, "base", slots=adapters, most_bytes=1 << 30, run_beside=lambda load: load()
+        )
     tiers = () if disk is None else (disk,)
     engine = Engine(
         executor,

@@ -72,6 +72,7 @@ def replica_options(settings: Settings, link_key: bytes, parent: int | None = No
         trials=settings.trials,
         speculation=settings.drafters_of(0),
         draft_model=settings.draft_folder(0),
+        max_lora_rank=settings.max_lora_rank,
         max_running=settings.max_running,
         token_budget=settings.token_budget,
         context=settings.context,

@@ -351,6 +351,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             ENGINE,
         ),
     ] = ""
+    max_lora_rank: Annotated[
+        int,
+        _about(
+            "the largest rank of adapters that a GPU computes; each adapter that is ready has memory for it, so that "
+            "a smaller one leaves more for KV",
+            SERVE,
+            ENGINE,
+            at_least=1,
+            at_most=256,
+        ),
+    ] = 64
     max_running: Annotated[
         int,
         _about(

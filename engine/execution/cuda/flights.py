@@ -104,6 +104,23 @@ class Flight:
         ]
 
 
+def rows_ahead(ahead: Flight, works: Sequence[Decode], starts: Positions) -> list[int] | None:
+    """At which row each of `works` was computed ahead, −1 for one that was not. None: nothing of it is of use."""
+    if ahead.works == works:
+        row_of = list(range(len(works)))
+    else:
+        places = {work: row for row, work in enumerate(ahead.works)}
+        row_of = [places.get(work, -1) for work in works]
+    skipped = ahead.skipped
+    row_of = [
+        row if row >= 0 and ahead.starts[row] == start and (skipped is None or not skipped[row]) else -1
+        for row, start in zip(row_of, starts.tolist(), strict=True)
+    ]
+    # A launch takes as long for a few rows as for one: with few rows to keep, all are launched together.
+    missing = sum(row < 0 for row in row_of)
+    return row_of if 2 * missing <= len(row_of) else None
+
+
 def not_finite() -> NotFinite:
     """What a request fails with whose logits are not finite."""
     return NotFinite("the model computed NaN or infinity")

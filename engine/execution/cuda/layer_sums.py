@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from engine.execution.cuda.experts import Mixed
-from engine.execution.cuda.linears import ExactLinear, Input, input_memory
+from engine.execution.cuda.fused_pass import Input, Pass
+from engine.execution.cuda.linears import ExactLinear
 from engine.kernels.expert_routing import combine_and_norm
 from engine.kernels.rows import cap_logits, rms_norm
 from engine.layers.embedding import Head
@@ -45,17 +46,20 @@ class FusedHead(ExactLinear):
         return logits
 
 
-def normalized(h: torch.Tensor, norm: Norm | None, plus: Part | Mixed | None, in_fp8: bool, ahead: bool) -> Input:
-    """Add `plus` to h in place, and return the norm of the sum; without `norm` the sum. `ahead`: see `rms_norm`."""
-    out, scales = input_memory(h, h.shape[1], in_fp8)
+def normalized(h: torch.Tensor, norm: Norm | None, plus: Part | Mixed | None, in_fp8: bool, how: Pass) -> Input:
+    """Add `plus` to h in place, and return the norm of the sum; without `norm` the sum."""
+    out = how.memory(h, h.shape[1], in_fp8=in_fp8)
+    values, scales, ahead = out.values, out.scales, how.streamed
     if isinstance(plus, Mixed):
         assert isinstance(norm, RmsNorm)
-        combine_and_norm(h, plus.results, plus.routes, norm.weight, norm.eps, out, scales=scales, ahead=ahead)
-        return out, scales
+        combine_and_norm(h, plus.results, plus.routes, norm.weight, norm.eps, values, scales=scales, ahead=ahead)
+        if out.plain is not values:
+            rms_norm(h, norm.weight, norm.eps, out.plain)  # the sum is in h already
+        return out
     behind = None if plus is None or plus.norm is None else (plus.norm.weight, plus.norm.eps)
     rms_norm(
-        h, None if norm is None else norm.weight, 0.0 if norm is None else norm.eps, out,
+        h, None if norm is None else norm.weight, 0.0 if norm is None else norm.eps, values,
         bias=norm.bias if isinstance(norm, LayerNorm) else None, plus=None if plus is None else plus.rows,
-        behind=behind, factor=1.0 if plus is None else plus.factor, scales=scales, ahead=ahead,
+        behind=behind, factor=1.0 if plus is None else plus.factor, scales=scales, ahead=ahead, plain=out.plain,
     )  # fmt: skip
-    return out, scales
+    return out

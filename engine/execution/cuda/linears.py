@@ -64,12 +64,8 @@ def fp8_weight(product: Linear) -> PackedWeight | None:
     return piece if piece.block == (1, product.inputs) else None
 
 
-Input: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
-"""What a linear layer takes: rows, and their scales where they are e4m3."""
-
-
-def input_memory(like: torch.Tensor, size: int, in_fp8: bool) -> Input:
-    """Memory for inputs of a linear layer, as many rows as `like` has."""
+def input_memory(like: torch.Tensor, size: int, in_fp8: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Memory for inputs of a linear layer, as many rows as `like` has, and for their scales where they are e4m3."""
     rows, device = len(like), like.device
     if not in_fp8:
         return torch.empty(rows, size, dtype=like.dtype, device=device), None

@@ -14,10 +14,12 @@ from typing import TypeAlias
 
 import torch
 
+from engine.execution.cuda.adapters import AdaptedRows
 from engine.execution.cuda.experts import FusedExperts, Mixed, unsupported_experts
+from engine.execution.cuda.fused_pass import Input, Pass
 from engine.execution.cuda.latents import FusedLatents, latent_products, unsupported_latents
 from engine.execution.cuda.layer_sums import FusedHead, Part, normalized
-from engine.execution.cuda.linears import ExactLinear, Input, exact_linear, fp8_weight, input_memory
+from engine.execution.cuda.linears import ExactLinear, exact_linear, fp8_weight
 from engine.kernels.paged_kv import LatentKv, PagedKv, Scores
 from engine.kernels.rows import quantize_rows, rms_norm, rotate_and_append, silu_mul
 from engine.kv_cache.memory import KvMemory
@@ -68,12 +70,12 @@ class FusedFeedForward:
         self.in_fp8 = self.gate_up.in_fp8
         self._gelu = mlp.activation in _GELU
 
-    def __call__(self, x: torch.Tensor, scales: torch.Tensor | None, *, streamed: bool, ahead: bool) -> torch.Tensor:
-        """[rows, hidden] → the same. `streamed`, `ahead`: see `FusedDecoder`."""
-        gate_up = self.gate_up(x, scales, streamed=streamed)
-        acted, acted_scales = input_memory(gate_up, self.down.inputs, self.down.in_fp8)
-        silu_mul(gate_up, acted, scales=acted_scales, ahead=ahead, gelu=self._gelu)
-        return self.down(acted, acted_scales, streamed=streamed)
+    def __call__(self, x: Input, how: Pass, layer: int) -> torch.Tensor:
+        """[rows, hidden] → the same, in the layer of this number."""
+        gate_up = how.product(self.gate_up, f"{layer}.gate_up", x)
+        acted = how.memory(gate_up, self.down.inputs, in_fp8=self.down.in_fp8)
+        silu_mul(gate_up, acted.values, scales=acted.scales, ahead=how.streamed, gelu=self._gelu, plain=acted.plain)
+        return how.product(self.down, f"{layer}.down", acted)
 
 
 @dataclass(frozen=True)
@@ -102,12 +104,14 @@ class FusedLayer:
 @dataclass(frozen=True)
 class Rows:
     """The rows of one pass, on the device: `tokens`, `positions` (−1 for padding), and `tables`, the row of the block
-    tables of each; int32 [rows]. `block_tables` int32 [sequences, blocks], one for each layer group."""
+    tables of each; int32 [rows]. `block_tables` int32 [sequences, blocks], one for each layer group. `adapted`: those
+    with adapters, None for none."""
 
     tokens: torch.Tensor
     positions: torch.Tensor
     tables: torch.Tensor
     block_tables: Sequence[torch.Tensor]
+    adapted: AdaptedRows | None = None
 
 
 def unsupported(decoder: Decoder, device: torch.device) -> str | None:
@@ -249,24 +253,26 @@ class FusedDecoder:
         h = self.embedding.index_select(0, rows.tokens)
         if self.embedding_scale is not None:
             h = h * self.embedding_scale
-        count, ahead = len(h), streamed
+        count, how = len(h), Pass(streamed, rows.adapted)
         plus: Part | Mixed | None = None
-        for layer in self.layers:
-            normal = normalized(h, layer.attention_norm, plus, layer.qkv.in_fp8, ahead)
-            mixed = self._attention(layer, layer.qkv(*normal, streamed=streamed), rows, attend, streamed=streamed)
-            part = layer.output(*_as_input(mixed.view(count, -1), layer.output.in_fp8, ahead), streamed=streamed)
+        for index, layer in enumerate(self.layers):
+            normal = normalized(h, layer.attention_norm, plus, layer.qkv.in_fp8, how)
+            qkv = how.product(layer.qkv, f"{index}.qkv", normal)
+            mixed = self._attention(layer, qkv, rows, attend, streamed=streamed).view(count, -1)
+            part = how.product(layer.output, f"{index}.output", _as_input(mixed, layer.output.in_fp8, how))
             mlp = layer.mlp
             if layer.parallel:
                 assert isinstance(mlp, FusedFeedForward)
-                plus = Part(part.add_(mlp(*normal, streamed=streamed, ahead=ahead)), None, 1.0)
+                plus = Part(part.add_(mlp(normal, how, index)), None, 1.0)
                 continue
             plus = Part(part, layer.out_norms[0], layer.factor)
             if isinstance(mlp, FusedExperts):
-                plus = mlp(normalized(h, layer.mlp_norm, plus, False, False)[0], rows.positions)
+                plus = mlp(normalized(h, layer.mlp_norm, plus, False, Pass(False, None)).values, rows.positions)
             else:
-                normal = normalized(h, layer.mlp_norm, plus, mlp.in_fp8, ahead)
-                plus = Part(mlp(*normal, streamed=streamed, ahead=ahead), layer.out_norms[1], layer.factor)
-        return normalized(h, self.norm, plus, False, ahead and self.head.streamed_rows >= count)[0]
+                normal = normalized(h, layer.mlp_norm, plus, mlp.in_fp8, how)
+                plus = Part(mlp(normal, how, index), layer.out_norms[1], layer.factor)
+        last = Pass(streamed and self.head.streamed_rows >= count, None)
+        return normalized(h, self.norm, plus, False, last).values
 
     def _attention(
         self, layer: FusedLayer, qkv: torch.Tensor, rows: Rows, attend: Attend, *, streamed: bool
@@ -295,10 +301,10 @@ class FusedDecoder:
         return mixed
 
 
-def _as_input(x: torch.Tensor, in_fp8: bool, ahead: bool) -> Input:
+def _as_input(x: torch.Tensor, in_fp8: bool, how: Pass) -> Input:
     if not in_fp8:
-        return x, None
-    out, scales = input_memory(x, x.shape[1], in_fp8)
-    assert scales is not None
-    quantize_rows(x, out, scales, ahead=ahead)
-    return out, scales
+        return Input(x, None, x)
+    out = Pass(how.streamed, None).memory(x, x.shape[1], in_fp8=True)
+    assert out.scales is not None
+    quantize_rows(x, out.values, out.scales, ahead=how.streamed)
+    return Input(out.values, out.scales, x)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from engine.attention_backends.backend import AttentionBackend
+from engine.execution.cuda.adapters import AdaptedRows, AdapterMemory
 from engine.execution.cuda.fast_prefill import FastPrefill
 from engine.execution.cuda.linears import padded_rows
 from engine.execution.cuda.model import FusedDecoder, FusedLayer, Rows
@@ -15,6 +16,7 @@ from engine.execution.cuda.slots import Chunk
 from engine.kernels import prefill_attention as plain
 from engine.kernels import prefill_hopper as hopper
 from engine.kernels.latent_attention import prefill_latents
+from engine.kernels.low_rank import plan_tiles
 from engine.kernels.paged_kv import LatentKv, PagedKv
 from engine.kernels.prefill_attention import PrefillTiles, plan_prefill_tiles, prefill_attention
 from engine.kernels.stored_in_fp8 import widen_blocks
@@ -64,11 +66,13 @@ class Prefill:
         self._stored = [first[group] for group in range(len(memories))]
         self.fast: FastPrefill | None = None
         """What computes the attention of large chunks in place of our kernels, if anything does."""
+        self.adapters: AdapterMemory | None = None
         self._bounds = np.array(bounds)
         self._bounds_there = bounds_there
 
-    def __call__(self, chunks: Sequence[Chunk]) -> torch.Tensor:
-        """The normalized hidden states of all chunks' tokens, in order; padding rows follow them."""
+    def __call__(self, chunks: Sequence[Chunk], adapted: Ints | None = None) -> torch.Tensor:
+        """The normalized hidden states of all chunks' tokens, in order; padding rows follow them. `adapted`: as of
+        `DecodeSteps.run`."""
         counts = [len(chunk.tokens) for chunk in chunks]
         rows = sum(counts)
         padding = padded_rows(rows) - rows
@@ -107,12 +111,13 @@ class Prefill:
             )
         ]  # fmt: skip
         lists = [one for one in widened if one is not None]
+        lora = [] if adapted is None else [plan_tiles(adapted)]
         attended = [
             table if one is None else self._renumbered(table, one) for table, one in zip(blocks, widened, strict=True)
         ]
         there = self._upload(
             [tokens.astype(np.int32), positions.astype(np.int32), tables.astype(np.int32), *blocks,
-             *[one.table.numpy() for one in tiles], *attended, *lists]
+             *[one.table.numpy() for one in tiles], *attended, *lists, *lora]
         )  # fmt: skip
         groups = len(self._windows)
         block_tables, attended_there = there[3 : 3 + groups], there[3 + 2 * groups : 3 + 3 * groups]
@@ -149,7 +154,10 @@ class Prefill:
             compute = hopper.prefill_attention_hopper if on_hopper[group] else prefill_attention
             compute(query, kv, attended_there[group], self._bounds_there, planned[group], layer.scores, mixed)
 
-        return self.model(Rows(there[0], there[1], there[2], block_tables), attend)
+        changed = None
+        if self.adapters is not None and lora:
+            changed = AdaptedRows(self.adapters, there[-1], self.adapters.sums_for(rows))
+        return self.model(Rows(there[0], there[1], there[2], block_tables, changed), attend)
 
     def attend_by(self, backends: Sequence[AttentionBackend | None]) -> None:
         """Have libraries compute the attention of large chunks in the layer groups for which there is one."""

@@ -26,6 +26,8 @@ class Probe:
         self.blocks = -(-self.length // BLOCK_TOKENS)
         chance = np.random.default_rng(_SEED)
         self.tokens: Ints = chance.integers(0, runner.fused.vocabulary, self.length).astype(np.int32)
+        self.adapted: Ints | None = None
+        """By position: slots of adapters, as of `DecodeSteps.run`."""
         self._table = np.tile(np.arange(self.blocks, dtype=np.int32), (len(runner.memories), 1))
 
     def prefill(self, cuts: Sequence[int]) -> torch.Tensor:
@@ -33,9 +35,12 @@ class Probe:
         ends = [*cuts[1:], self.length]
         passes = []
         for start, end in zip(cuts, ends, strict=True):
-            hidden = self.runner.prefill([Chunk(self.tokens[start:end], start, self._table)])
+            hidden = self.runner.prefill([Chunk(self.tokens[start:end], start, self._table)], self._adapted(start, end))
             passes.append(hidden[: end - start])
         return torch.cat(passes)
+
+    def _adapted(self, start: int, end: int) -> Ints | None:
+        return None if self.adapted is None else self.adapted[start:end]
 
     def prefill_at_once(self, tokens: int) -> None:
         """One pass over about so many tokens, in chunks of the sequence from its begin."""
@@ -47,7 +52,8 @@ class Probe:
         runner, rows = self.runner, len(positions)
         numbers = self._lay_tables(rows)
         runner.slots.tell(numbers, self.tokens[positions].tolist())
-        runner.steps.run(numbers, positions, numbers)
+        adapted = None if self.adapted is None else self.adapted[positions]
+        runner.steps.run(numbers, positions, numbers, adapted=adapted)
         return runner.steps.logits[:rows]
 
     def verify(self, ends: Sequence[int], rows: int) -> torch.Tensor:
@@ -77,7 +83,8 @@ class Probe:
         runner, start = self.runner, self.length - count
         slots, sources = runner.slots.place([Chunk(self.tokens[start:], start, self._table)])
         positions = np.arange(start, self.length, dtype=np.int32)
-        runner.steps.run(slots, positions, np.arange(count, dtype=np.int32), sources)
+        order, adapted = np.arange(count, dtype=np.int32), self._adapted(start, self.length)
+        runner.steps.run(slots, positions, order, sources, adapted=adapted)
         return runner.steps.logits[:count]
 
     def apart(self, rows: int) -> Ints:

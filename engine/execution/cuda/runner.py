@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from engine.execution.cuda.adapters import AdapterMemory, slots_of
 from engine.execution.cuda.decode_steps import DecodeSteps
 from engine.execution.cuda.deferred_draws import DeferredDraws, Drawn
 from engine.execution.cuda.draws import Draws, changed_rows, is_guided
@@ -29,6 +30,7 @@ from engine.execution.cuda.flights import (
     Undrawn,
     exact,
     not_finite,
+    rows_ahead,
     still_undrawn,
     tell,
 )
@@ -95,6 +97,12 @@ class CudaRunner(ModelRunner):
             range(min(len(memory.data) - count for memory, count in zip(memories, sizes.blocks, strict=True)))
         )
         self._ahead: Flight | None = None
+        self.adapter_memory: AdapterMemory | None = None
+
+    def compute_adapters(self, memory: AdapterMemory | None) -> None:
+        """Compute the adapters in this memory from now on, before graphs are captured; none if None."""
+        self.adapter_memory = self.steps.adapters = self.prefill.adapters = memory
+        self.prepare_adapter = None if memory is None else memory.prepare
 
     clears, gives_states, has_kernels = False, False, True
 
@@ -196,7 +204,7 @@ class CudaRunner(ModelRunner):
         self.slots.bind(works)
         if ahead is None:
             return self._launch_now(works, starts)
-        row_of = self._rows_ahead(ahead, works, starts)
+        row_of = rows_ahead(ahead, works, starts)
         if row_of is None:
             return self._launch_now(works, starts)
         self._bring_home(ahead, works, row_of)
@@ -240,7 +248,8 @@ class CudaRunner(ModelRunner):
             slots, order = slots[rows], np.argsort(np.argsort(order)[rows]).astype(np.int32)
         positions = starts if skipped is None else np.where(skipped, -1, starts)
         counted = None if draws is None else self._counted(draws, works, starts, skipped)
-        self.steps.run(slots, positions.astype(np.int32), order, draws=draws, counted=counted)
+        adapted = slots_of(works)
+        self.steps.run(slots, positions.astype(np.int32), order, draws=draws, counted=counted, adapted=adapted)
         computed = np.ones(len(works), np.bool_) if skipped is None else ~skipped
         self.slots.token_at[slots[computed]] = starts[computed] + 1
         tokens, event = to_host(self.steps.tokens[: len(works)])
@@ -294,23 +303,6 @@ class CudaRunner(ModelRunner):
         ahead.spare = spare
         return ahead
 
-    @staticmethod
-    def _rows_ahead(ahead: Flight, works: Sequence[Decode], starts: Positions) -> list[int] | None:
-        """At which row each of `works` was computed ahead, −1 for one that was not. None: nothing of it is of use."""
-        if ahead.works == works:
-            row_of = list(range(len(works)))
-        else:
-            places = {work: row for row, work in enumerate(ahead.works)}
-            row_of = [places.get(work, -1) for work in works]
-        skipped = ahead.skipped
-        row_of = [
-            row if row >= 0 and ahead.starts[row] == start and (skipped is None or not skipped[row]) else -1
-            for row, start in zip(row_of, starts.tolist(), strict=True)
-        ]
-        # A launch takes as long for a few rows as for one: with few rows to keep, all are launched together.
-        missing = sum(row < 0 for row in row_of)
-        return row_of if 2 * missing <= len(row_of) else None
-
     def _bring_home(self, ahead: Flight, works: Sequence[Decode], row_of: Sequence[int]) -> None:
         if not ahead.spare:
             return
@@ -348,7 +340,7 @@ class CudaRunner(ModelRunner):
         counts = [work.count for work in works]
         if self._are_short(works):
             return self._prefill_in_graph(works, chunks)
-        hidden = self.prefill(chunks)
+        hidden = self.prefill(chunks, slots_of(works))
         # What is not finite makes its row's sum so as well.
         sums = hidden[: sum(counts)].sum(-1, dtype=torch.float32)
         ends = np.cumsum(counts) - 1
@@ -372,7 +364,9 @@ class CudaRunner(ModelRunner):
         slots, sources = self.slots.place(chunks)
         positions = np.concatenate([np.arange(work.start, work.start + work.count) for work in works])
         rows = len(slots)
-        self.steps.run(slots, positions.astype(np.int32), np.arange(rows, dtype=np.int32), sources)
+        self.steps.run(
+            slots, positions.astype(np.int32), np.arange(rows, dtype=np.int32), sources, adapted=slots_of(works)
+        )
         found, event = to_host(self.steps.tokens[:rows])
         ends = np.cumsum([work.count for work in works]) - 1
         sampling = [at for at, work in enumerate(works) if work.samples]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import structlog
 import torch
 
+from engine.execution.cuda.adapters import NO_SLOT, AdapterMemory
 from engine.execution.cuda.draws import RowMasks, StepRows, compose, drawing_of
 from engine.execution.cuda.experts import Ways, use_ways
 from engine.execution.cuda.linears import use_library, use_stream
@@ -21,6 +22,7 @@ from engine.execution.cuda.slots import spare_blocks
 from engine.execution.model_runner import Sizes
 from engine.kernels.grammar_masks import words_of
 from engine.kernels.host_words import to_host
+from engine.kernels.uploads import Ints
 from engine.kv_cache.memory import KvMemory
 from engine.layers.linear import Tiling
 from engine.models.decoder import Decoder
@@ -34,19 +36,26 @@ _PROBE_TOKENS = 700
 """A probe has keys of several splits, the last of which is not whole; behind a window, as far as a step reaches."""
 _APART = 5
 """Rows of a decode step stand at so many positions."""
+_ADAPTER_DEVIATION = 0.02
 
 
 def cuda_runner(
-    model: Decoder, swap: Sequence[KvMemory], like: torch.Tensor, tiling: Tiling, sizes: Sizes
+    model: Decoder,
+    swap: Sequence[KvMemory],
+    like: torch.Tensor,
+    tiling: Tiling,
+    *,
+    sizes: Sizes,
+    adapters: AdapterMemory | None = None,
 ) -> CudaRunner | None:
-    """A runner by the fused kernels, tested, with memory for KV.
+    """A runner by the fused kernels, tested, with memory for KV, and for `adapters` if it is to compute any.
 
     None, with a word in the log, where they do not fit the model, cannot be run on the device, or give a row other bits
     in another batch. Raises DeviceFailed.
     """
     reason = unsupported(model, like.device)
     if reason is None:
-        runner, reason = _tested_runner(model, swap, like, tiling, sizes)
+        runner, reason = _tested_runner(model, swap, like, tiling, sizes=sizes, adapters=adapters)
         if runner is not None:
             return runner
         # Its memory is needed for what takes its place.
@@ -58,12 +67,19 @@ def cuda_runner(
 
 
 def _tested_runner(
-    model: Decoder, swap: Sequence[KvMemory], like: torch.Tensor, tiling: Tiling, sizes: Sizes
+    model: Decoder,
+    swap: Sequence[KvMemory],
+    like: torch.Tensor,
+    tiling: Tiling,
+    *,
+    sizes: Sizes,
+    adapters: AdapterMemory | None,
 ) -> tuple[CudaRunner | None, str]:
     """A runner, or why there is none."""
     more = spare_blocks(sizes.running)
     memories = [KvMemory(group, count + more, like) for group, count in zip(model.groups, sizes.blocks, strict=True)]
     runner = CudaRunner(model, memories, like.device, tiling, swap, sizes=sizes)
+    runner.compute_adapters(adapters)
     try:
         with torch.inference_mode():
             to_host(runner.steps.tokens[:1])  # compiles it
@@ -117,7 +133,22 @@ def ensure_exact(runner: CudaRunner) -> bool:
         logger.info("output is independent of the batch", **told)
     else:
         logger.error("the fused kernels depend on the batch", **told)
+    if held and runner.adapter_memory is not None:
+        _test_adapters(runner, runner.adapter_memory)
     return held
+
+
+def _test_adapters(runner: CudaRunner, memory: AdapterMemory) -> None:
+    """Compute no adapters if that does not keep the bits."""
+    began = time.perf_counter()
+    if adapters_keep_bits(runner, memory):
+        took = round(time.perf_counter() - began, 2)
+        logger.info("adapters are computed", slots=memory.count, rank=memory.rank, s=took)
+        return
+    logger.error("products with adapters depend on the batch: no adapters are computed")
+    runner.compute_adapters(None)
+    runner.steps.forget()
+    runner.steps.capture()
 
 
 def compile_draws(runner: CudaRunner) -> None:
@@ -143,10 +174,28 @@ def compile_draws(runner: CudaRunner) -> None:
     logger.info("tokens can be drawn", s=round(time.perf_counter() - began, 2))
 
 
-def rows_keep_their_bits(runner: CudaRunner) -> bool:
-    """Whether tokens of a sequence have the same logits in one pass, in several, and decoded in every size of step."""
+def adapters_keep_bits(runner: CudaRunner, memory: AdapterMemory) -> bool:
+    """As `rows_keep_their_bits`, where some tokens are the base model's and others two made-up adapters'."""
+    some, slots = min(2, memory.count), memory.slots
+    slots.planes[:some].normal_(0.0, _ADAPTER_DEVIATION)
+    slots.scales[:some] = 1.0
+    slots.counts[0], slots.counts[1:some] = memory.planes, 1
+    try:
+        return rows_keep_their_bits(runner, lambda at: at // _APART % (some + 1) + NO_SLOT)
+    finally:
+        slots.counts.zero_()
+        slots.planes[:some].zero_()
+
+
+def rows_keep_their_bits(runner: CudaRunner, adapted: Callable[[Ints], Ints] | None = None) -> bool:
+    """Whether tokens of a sequence have the same logits in one pass, in several, and decoded in every size of step.
+
+    `adapted`: the slots of their adapters, by positions.
+    """
     beyond = max(runner.steps.windows) + _PROBE_TOKENS
-    probe = Probe(runner, max(_PROBE_TOKENS, min(beyond, runner.sizes.budget)))
+    length = max(_PROBE_TOKENS, min(beyond, runner.sizes.budget))
+    probe = Probe(runner, length)
+    probe.adapted = None if adapted is None else adapted(np.arange(length, dtype=np.int32))
     whole = probe.prefill([0])
     last = probe.length
     for cuts in ([0, last // 3], [0, last - 1], [0, 64, last // 2 + 1, last - 2]):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from engine.execution.cuda.adapters import slots_of
 from engine.execution.cuda.decode_steps import DecodeSteps
 from engine.execution.cuda.deferred_draws import DeferredDraws, KnownRow
 from engine.execution.cuda.flights import Flags, exact, not_finite
@@ -91,7 +92,8 @@ class VerifySteps:
         draws = slots.plain_draws(rows, self._later)
         sources = slots.place_tokens([token for work in works for token in work.tokens])
         positions = np.repeat(starts, counts) + within
-        self._steps.run(rows, positions.astype(np.int32), order.astype(np.int32), sources, draws=draws)
+        ordered = order.astype(np.int32)
+        self._steps.run(rows, positions.astype(np.int32), ordered, sources, draws=draws, adapted=slots_of(works))
         # The device has no latest token of these: what they were given lies elsewhere.
         slots.token_at[slots.rows] = NOWHERE
         self._drawn = None

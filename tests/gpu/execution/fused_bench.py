@@ -8,7 +8,10 @@ from pathlib import Path
 
 import torch
 
+from engine.adapters.adapted_linear import targets_of
+from engine.adapters.adapter_store import adapters_of
 from engine.core.engine import Engine, EngineLimits
+from engine.execution.cuda.adapters import AdapterMemory
 from engine.execution.cuda.model import unsupported
 from engine.execution.cuda.runner import CudaRunner
 from engine.execution.disk_tier import DiskTier
@@ -61,10 +64,11 @@ def fused_bench(
     swap: int = 0,
     store: RecordStore | MemoryStore | None = None,
     drafters: Sequence[Drafter] = (),
+    adapters: int = 0,
 ) -> Bench:
     """A bench in fp32 whose memory is NaN at first, and where blocks are poisoned when they are free.
 
-    `swap`: blocks of host memory; `store`: the disk tier's, which needs them.
+    `swap`: blocks of host memory; `store`: the disk tier's, which needs them. `adapters`: slots for adapters.
     """
     like = torch.zeros((), device=DEVICE)
     tiling = plain_tiling()
@@ -76,6 +80,13 @@ def fused_bench(
     sizes = Sizes(running, budget, context, [blocks] * len(memories), MOST_DRAFTS if drafters else 0)
     kept = host_memories(model.groups, [swap] * len(model.groups), like) if swap else []
     runner = CudaRunner(model, memories, like.device, tiling, kept, sizes=sizes, bounds=split_bounds(context, STEPS))
+    adapted = None
+    if adapters:
+        runner.compute_adapters(AdapterMemory(targets_of(model), like, adapters, 64))
+        assert runner.prepare_adapter is not None
+        adapted = adapters_of(
+            runner.prepare_adapter, "base", slots=adapters, most_bytes=1 << 30, run_beside=lambda load: load()
+        )
     pool = GroupedPool([(blocks, group.window) for group in model.groups], on_free=poisoning(runner))
     limits = EngineLimits(context, max_running=running, budget=budget)
     dram = None
@@ -89,7 +100,7 @@ def fused_bench(
     bench = Bench(
         Engine(
             executor, pool, limits, "digest",
-            clock=lambda: bench.now, dram=dram, tiers=tiers, speculation=Speculation(drafters),
+            clock=lambda: bench.now, dram=dram, tiers=tiers, speculation=Speculation(drafters), adapters=adapted,
         )
     )  # fmt: skip
     return bench

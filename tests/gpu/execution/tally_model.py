@@ -54,7 +54,8 @@ class TallyModel:
         held = self._data[list(blocks[: position // BLOCK_TOKENS + 1]), 0, 0, 0, :, 0].flatten()[: position + 1]
         return float((held * self._weights[: position + 1]).sum().item()) % self.runner.fused.vocabulary
 
-    def _prefill(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+    def _prefill(self, chunks: Sequence[Chunk], adapted: Ints | None = None) -> torch.Tensor:
+        assert adapted is None
         self.called()
         hidden = []
         for chunk in chunks:
@@ -73,7 +74,9 @@ class TallyModel:
         *,
         draws: Draws | None = None,
         counted: Ints | None = None,
+        adapted: Ints | None = None,
     ) -> None:
+        assert adapted is None
         self.called()
         steps, latest = self.runner.steps, self.runner.slots.latest
         sources = slots if sources is None else sources

@@ -66,7 +66,7 @@ def test_experts_that_depend_on_the_batch_are_found_out(
         return original(self, x * (1 + len(x) / 64), positions)
 
     monkeypatch.setattr(FusedExperts, "__call__", leaning)
-    assert cuda_runner(model, (), like, tiling, SIZES) is None
+    assert cuda_runner(model, (), like, tiling, sizes=SIZES) is None
     assert "rows have other bits in other batches" in caplog.text
 
 
@@ -99,7 +99,7 @@ def test_the_start_finds_the_quickest_ways(tmp_path: Path) -> None:
     folder = write_family("qwen3 moe", tmp_path / "model", **sizes)
     like, tiling = torch.zeros((), device=DEVICE, dtype=torch.bfloat16), plain_tiling()
     model = load_model(folder, read_config(folder), like, tiling, 1_024)
-    runner = cuda_runner(model, (), like, tiling, Sizes(40, 1_024, 1_024, [32] * len(model.groups)))
+    runner = cuda_runner(model, (), like, tiling, sizes=Sizes(40, 1_024, 1_024, [32] * len(model.groups)))
     assert isinstance(runner, CudaRunner)
     products = [product for mixture in runner.fused.mixtures() for product in mixture.products()]
     assert products

@@ -59,7 +59,7 @@ def runner_of(folder: Path) -> CudaRunner | None:
     like = torch.zeros((), device=DEVICE)
     tiling = plain_tiling()
     model = load_model(folder, read_config(folder), like, tiling, 256)
-    return cuda_runner(model, (), like, tiling, Sizes(4, 128, 256, [8] * len(model.groups)))
+    return cuda_runner(model, (), like, tiling, sizes=Sizes(4, 128, 256, [8] * len(model.groups)))
 
 
 def out_of_resources(_runner: CudaRunner) -> bool:
