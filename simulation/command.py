@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import resource
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 
 from simulation.runs import Result, Worlds
@@ -24,6 +24,7 @@ def _arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="run this one alone, and say what happened in it")
     parser.add_argument("--minutes", type=float, help="begin no seed after so many minutes")
     parser.add_argument("--jobs", type=int, default=1, help="how many worlds at once (default %(default)s)")
+    parser.add_argument("--traces", action="store_true", help="print each seed's trace")
     parser.add_argument("--mutants", action="store_true", help="plant each mutant, and say which are found")
     parser.add_argument("--mutant", help="plant this one alone")
     return parser.parse_args(given)
@@ -56,20 +57,23 @@ def _one(worlds: Worlds, seed: int) -> int:
 
 def _many(worlds: Worlds, arguments: argparse.Namespace) -> int:
     began, failed, results = time.perf_counter(), 0, 0
-    virtual_s, requests, faults = 0.0, 0, Counter[str]()
+    virtual_s, requests, traces = 0.0, 0, hashlib.blake2b(digest_size=16)
     seeds = range(arguments.first, arguments.first + arguments.seeds)
     for result in worlds.run(_in_time(seeds, arguments.minutes), arguments.jobs):
         results += 1
         virtual_s += result.virtual_s
         requests += result.requests
-        faults.update(fault.split(" ")[0] for fault in result.faults)
+        traces.update(result.trace.encode())
+        if arguments.traces:
+            print(f"seed {result.seed}: trace {result.trace}")
         if result.violations:
             failed += 1
             _print_failure(result)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(
         f"{results} seeds from {arguments.first}: {failed} failed; {requests} requests, {virtual_s / 3600:.2f} simulated "
-        f"hours, {time.perf_counter() - began:.0f} s, {used.ru_utime + used.ru_stime:.0f} s of CPU"
+        f"hours, {time.perf_counter() - began:.0f} s, {used.ru_utime + used.ru_stime:.0f} s of CPU; "
+        f"traces {traces.hexdigest()}"
     )
     return int(failed > 0)
 

@@ -18,7 +18,11 @@ from typing import Any
 
 from simulation.nodes import Killed, Node, present_node
 
-_OPERATIONS = ("open", "close", "write", "fsync", "fdatasync", "ftruncate", "rename", "replace", "unlink")
+_REAL: dict[str, Callable[..., Any]] = {
+    name: getattr(os, name)
+    for name in ("open", "close", "write", "fsync", "fdatasync", "ftruncate", "rename", "replace", "unlink")
+}
+"""The machine's operations, before any world took their places."""
 
 
 class Disk:
@@ -39,11 +43,10 @@ class Disk:
         """inode -> a descriptor of ours, so that no other file gets the inode while a loss of power may bring it back"""
         self._owners: dict[int, Node | None] = {}
         """descriptor -> who opened it"""
-        self._real: dict[str, Callable[..., Any]] = {name: getattr(os, name) for name in _OPERATIONS}
 
     def install(self) -> None:
         """Take over the operations of this process."""
-        for name in _OPERATIONS:
+        for name in _REAL:
             setattr(os, name, getattr(self, name))
 
     # ------------------------------------------------ the operations
@@ -51,17 +54,17 @@ class Disk:
     def open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         """See os.open."""
         if not self._is_ours(path):
-            return int(self._real["open"](path, flags, mode, dir_fd=dir_fd))
+            return int(_REAL["open"](path, flags, mode, dir_fd=dir_fd))
         self._enter()
         if flags & os.O_CREAT and self._fails(self.full):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        descriptor: int = self._real["open"](path, flags, mode, dir_fd=dir_fd)
+        descriptor: int = _REAL["open"](path, flags, mode, dir_fd=dir_fd)
         node = self._owners[descriptor] = present_node()
         if node is not None:
             node.on_death.append(partial(self._close_of, node, descriptor))
         inode = os.fstat(descriptor).st_ino
         if flags & os.O_CREAT and inode not in self._held:
-            self._held[inode] = self._real["open"](f"/proc/self/fd/{descriptor}", os.O_RDWR)  # no lock comes with it
+            self._held[inode] = _REAL["open"](f"/proc/self/fd/{descriptor}", os.O_RDWR)  # no lock comes with it
             self._durable.setdefault(inode, b"")
         return descriptor
 
@@ -72,14 +75,14 @@ class Disk:
             if node is not None and not node.alive:
                 raise Killed
             del self._owners[descriptor]
-        self._real["close"](descriptor)
+        _REAL["close"](descriptor)
 
     def write(self, descriptor: int, data: Any) -> int:
         """See os.write. May write a part; a process that dies here has written one."""
         if descriptor not in self._owners:
-            return int(self._real["write"](descriptor, data))
+            return int(_REAL["write"](descriptor, data))
         data = bytes(data)
-        self._enter(lambda: self._real["write"](descriptor, data[: self.chance.randrange(len(data) + 1)]))
+        self._enter(lambda: _REAL["write"](descriptor, data[: self.chance.randrange(len(data) + 1)]))
         if self._fails(self.full):
             part = self.chance.randrange(len(data) + 1) if self.chance.random() < 0.5 else 0
             if not part:
@@ -87,12 +90,12 @@ class Disk:
             data = data[:part]
         elif len(data) > 1 and self.chance.random() < 0.05:
             data = data[: self.chance.randrange(1, len(data))]
-        return int(self._real["write"](descriptor, data))
+        return int(_REAL["write"](descriptor, data))
 
     def fsync(self, descriptor: int) -> None:
         """See os.fsync; a folder's brings its names to the disk."""
         if descriptor not in self._owners:
-            self._real["fsync"](descriptor)
+            _REAL["fsync"](descriptor)
             return
         self._enter()
         if self._fails(self.broken):
@@ -111,25 +114,25 @@ class Disk:
         """See os.ftruncate."""
         if descriptor in self._owners:
             self._enter()
-        self._real["ftruncate"](descriptor, length)
+        _REAL["ftruncate"](descriptor, length)
 
     def rename(self, source: Any, target: Any, **folders: Any) -> None:
         """See os.rename."""
         if self._is_ours(source):
             self._enter()
-        self._real["rename"](source, target, **folders)
+        _REAL["rename"](source, target, **folders)
 
     def replace(self, source: Any, target: Any, **folders: Any) -> None:
         """See os.replace."""
         if self._is_ours(source):
             self._enter()
-        self._real["replace"](source, target, **folders)
+        _REAL["replace"](source, target, **folders)
 
     def unlink(self, path: Any, **folders: Any) -> None:
         """See os.unlink."""
         if self._is_ours(path):
             self._enter()
-        self._real["unlink"](path, **folders)
+        _REAL["unlink"](path, **folders)
 
     # ------------------------------------------------ faults
 
@@ -148,7 +151,7 @@ class Disk:
                     kept.pop(name, None)
         for name, inode in now.items():
             if kept.get(name) != inode:
-                self._real["unlink"](f"{place}/{name}")
+                _REAL["unlink"](f"{place}/{name}")
         for name, inode in sorted(kept.items()):
             if inode in self._held:
                 self._restore(f"{place}/{name}", inode)
@@ -163,9 +166,9 @@ class Disk:
             content = durable  # what was cut off may be there again, or not
         self.torn += len(content) < len(durable)
         with suppress(FileNotFoundError):
-            self._real["unlink"](path)
-        descriptor: int = self._real["open"](path, os.O_RDWR | os.O_CREAT, 0o600)
-        self._real["write"](descriptor, content)
+            _REAL["unlink"](path)
+        descriptor: int = _REAL["open"](path, os.O_RDWR | os.O_CREAT, 0o600)
+        _REAL["write"](descriptor, content)
         found = os.fstat(descriptor).st_ino
         self._held[found], self._durable[found] = descriptor, content
 
@@ -195,7 +198,7 @@ class Disk:
         """Close what a dead process had open: its locks go with it."""
         if self._owners.get(descriptor) is node:
             del self._owners[descriptor]
-            self._real["close"](descriptor)
+            _REAL["close"](descriptor)
 
 
 def _inodes(folder: str) -> dict[str, int]:

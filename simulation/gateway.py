@@ -35,10 +35,12 @@ from tenancy.keys import Peppers
 from tenancy.rate_limits import LimitCache, RateLimits
 from tenancy.repositories import Tenancy
 from tenancy.users.service import Users
+from tests.gateway.quick_application import read_signatures_once, registering_at_once
 from webhooks.addresses import AddressPolicy
 from webhooks.endpoints import WebhookEndpoints
 from webhooks.signing import SecretCipher
 
+read_signatures_once()
 PEPPERS = Peppers({1: b"p" * 32}, 1)
 _MASTER = b"m" * 32
 TIMEOUTS = RequestTimeouts(request=30.0, retry=4.0, done=2.0, replay=3.0, recovery=20.0)
@@ -89,5 +91,6 @@ def make_gateway(
         epoch=EpochKeeper(database, spool, name, folder=str(folder)),
         options=options,
     )
-    app = create_app(services)
+    with registering_at_once():
+        app = create_app(services)
     return app, gateway_of(app)

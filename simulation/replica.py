@@ -7,6 +7,8 @@ import hashlib
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +19,7 @@ from engine.core.output_processor import Event
 from engine.scheduling.request import Request
 from engine.scheduling.step_costs import FixedCosts
 from engine.scheduling.step_work import Step, StepPipeline, Work, WorkOutcome
-from engine.server.engine_loop import EngineLoop
+from engine.server.engine_loop import Command, EngineLoop
 from engine.server.journal import Journal
 from engine.server.journaled_delivery import DISK_FULL_PAUSE_S
 from engine.server.replica import Replica
@@ -32,6 +34,7 @@ LINK_KEY = b"k" * 32
 CONTEXT = 512
 _BLOCKS = 40
 _STEP_S = 0.004
+_IDLE_S = 0.5
 
 
 class Script:
@@ -130,8 +133,27 @@ class SimulatedEngineLoop(EngineLoop):
         """End after the step."""
         self._stopping = True
 
+    def do(self, command: Command) -> None:
+        """Run a command between steps."""
+        super().do(command)
+        self._came.set()
+
+    def add(self, id: str, command: Command) -> None:
+        """Run a command that adds a request."""
+        super().add(id, command)
+        self._came.set()
+
+    def do_for(self, id: str, command: Command) -> None:
+        """Run a command about a request."""
+        super().do_for(id, command)
+        self._came.set()
+
+    @cached_property
+    def _came(self) -> asyncio.Event:
+        """Set when there is a command."""
+        return asyncio.Event()
+
     async def _run(self) -> None:
-        loop, chance = asyncio.get_running_loop(), random.Random(0)
         try:
             while not self._stopping:
                 self._take_what_came()
@@ -143,11 +165,19 @@ class SimulatedEngineLoop(EngineLoop):
                     if result.events:
                         self.deliver(result.events)
                 self._snapshot()
-                busy = self.engine.busy or not self._inbox.empty()
-                await asyncio.sleep(_STEP_S * (1 + chance.random()) if busy else 2 * _STEP_S)
+                await self._pause()
         except Exception as error:
             self.failed(error)
-        loop.call_soon(lambda: None)
+
+    async def _pause(self) -> None:
+        """The time of a step, or until there is something to do."""
+        if self.engine.busy or self._came.is_set():
+            self._came.clear()
+            await asyncio.sleep(_STEP_S)
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_IDLE_S):
+                await self._came.wait()
 
     async def _written(self) -> None:
         """Wait until the operating system has the journal's records. Raises OSError."""

@@ -70,6 +70,8 @@ class Worlds:
         self._model = load_served_model(make_model_folder(self.folder / "tiny"))
         world.install()
         self._template, self._accounts = world.stock(self.folder)
+        self.run_here(0, Plan(clients=2, requests=2, gateways=2, replicas=2))  # what is made once is made here
+        gc.enable()
         gc.collect()
         gc.freeze()
 
