@@ -9,6 +9,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from simulation.runs import Result, Worlds
 
@@ -25,6 +26,7 @@ def _arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, help="begin no seed after so many minutes")
     parser.add_argument("--jobs", type=int, default=1, help="how many worlds at once (default %(default)s)")
     parser.add_argument("--traces", action="store_true", help="print each seed's trace")
+    parser.add_argument("--trace-to", type=Path, help="with --seed: a file for every step")
     parser.add_argument("--mutants", action="store_true", help="plant each mutant, and say which are found")
     parser.add_argument("--mutant", help="plant this one alone")
     return parser.parse_args(given)
@@ -40,14 +42,14 @@ def main(given: list[str]) -> int:
 
             return hunt(worlds, arguments)
         if arguments.seed is not None:
-            return _one(worlds, arguments.seed)
+            return _one(worlds, arguments.seed, arguments.trace_to)
         return _many(worlds, arguments)
     finally:
         worlds.close()
 
 
-def _one(worlds: Worlds, seed: int) -> int:
-    (result,) = worlds.run([seed], loud=True)
+def _one(worlds: Worlds, seed: int, trace_to: Path | None) -> int:
+    (result,) = worlds.run([seed], loud=True, trace_to=trace_to)
     for line in result.told:
         print(line)
     _print_failure(result)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import heapq
+import itertools
 import random
 from asyncio import events, tasks
 from collections.abc import Callable, Coroutine
@@ -27,6 +28,31 @@ _name: ContextVar[str] = ContextVar("task_name", default="")
 
 class Stuck(Exception):
     """Nothing can happen any more, or too much happens: somebody waits for ever."""
+
+
+_numbers = itertools.count()
+
+
+class _Task(asyncio.Task[Any]):
+    """A task that sets hold in an order that no memory address decides."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self.number = next(_numbers)
+        super().__init__(*arguments, **named)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class _Future(asyncio.Future[Any]):
+    """The same of a future."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self.number = next(_numbers)
+        super().__init__(*arguments, **named)
+
+    def __hash__(self) -> int:
+        return self.number
 
 
 class SimulatedLoop(asyncio.SelectorEventLoop):
@@ -55,6 +81,10 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         """Seconds since the world began."""
         return self.now_ns / 1e9
 
+    def create_future(self) -> asyncio.Future[Any]:
+        """A future of this loop."""
+        return _Future(loop=self)
+
     def note(self, *facts: object) -> None:
         """Let the trace have these facts."""
         line = repr((self.now_ns, *facts))
@@ -68,7 +98,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         context = copy_context() if context is None else context
         name = getattr(work, "__qualname__", type(work).__name__)
         context.run(_name.set, name)
-        task = asyncio.Task(work, loop=loop, name=name, context=context)
+        task = _Task(work, loop=loop, name=name, context=context)
         node = node_of(context)
         if node is not None:
             node.kept.append(task)

@@ -46,9 +46,9 @@ def use(machine: Machine | None) -> None:
         random.seed(machine.random_bytes.getrandbits(64))
 
 
-def _replaced(real: Callable[[], Any], simulated: Callable[[Machine], Any]) -> Callable[[], Any]:
-    def ask() -> Any:
-        return real() if _machine is None else simulated(_machine)
+def _replaced(real: Callable[..., Any], simulated: Callable[[Machine], Any]) -> Callable[..., Any]:
+    def ask(*arguments: Any) -> Any:
+        return real(*arguments) if _machine is None else simulated(_machine)
 
     return ask
 
@@ -70,6 +70,9 @@ def install() -> None:
         "monotonic_ns": lambda machine: machine.monotonic_ns(),
         "perf_counter": lambda machine: machine.monotonic_ns() / 1e9,
         "perf_counter_ns": lambda machine: machine.monotonic_ns(),
+        "clock_gettime_ns": lambda machine: machine.monotonic_ns(),
+        "thread_time": lambda machine: 0.0,
+        "process_time": lambda machine: 0.0,
     }.items():
         setattr(time, name, _replaced(getattr(time, name), simulated))
     urandom = os.urandom

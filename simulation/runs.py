@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import structlog
@@ -79,8 +80,11 @@ class Worlds:
         """Remove what they began with."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def run_here(self, seed: int, plan: Plan | None = None, *, loud: bool = False) -> Result:
-        """Run a world in this process, of which nothing else can be expected after that."""
+    def run_here(
+        self, seed: int, plan: Plan | None = None, *, loud: bool = False, trace_to: Path | None = None
+    ) -> Result:
+        """Run a world in this process, of which nothing else can be expected after that. `trace_to`: a file for all
+        steps."""
         gc.disable()
         errors = Errors(loud=loud)
         structlog.configure(processors=[errors], cache_logger_on_first_use=False)
@@ -88,6 +92,7 @@ class Worlds:
         world.prepare_folder(root, self._template)
         at = Surroundings(seed, root, _BEGAN_NS)
         at.disk.install()
+        at.loop.lines = None if trace_to is None else []
         one = World(
             at, plan or Plan.of(random.Random(f"{seed}/plan")), random.Random(f"{seed}/world"), self._model,
             self._accounts,
@@ -104,6 +109,8 @@ class Worlds:
         except Exception:
             found = [f"the world failed: {traceback.format_exc(limit=-8)}"]
         real_s = time.perf_counter() - began
+        if trace_to is not None:
+            trace_to.write_text("\n".join(at.loop.lines or ()))
         shutil.rmtree(root, ignore_errors=True)
         told = [*map(str, one.faults), *map(repr, one.seen), *errors.lines] if found or loud else []
         return Result(
@@ -112,9 +119,10 @@ class Worlds:
         )  # fmt: skip
 
     def run(
-        self, seeds: Iterable[int], jobs: int = 1, alter: Callable[[], None] | None = None, *, loud: bool = False
+        self, seeds: Iterable[int], jobs: int = 1, alter: Callable[[], None] | None = None, **how: Any
     ) -> Iterator[Result]:
-        """The results of these seeds, as they come; `jobs` worlds live at once. `alter` is called in each process."""
+        """The results of these seeds, as they come; `jobs` worlds live at once. `alter` is called in each process; `how`: see
+        `run_here`."""
         running: dict[int, tuple[int, int]] = {}
         for seed in seeds:
             if len(running) >= jobs:
@@ -122,20 +130,20 @@ class Worlds:
             reading, writing = os.pipe()
             child = os.fork()
             if not child:
-                self._be_world(seed, writing, alter, loud=loud)
+                self._be_world(seed, writing, alter, how)
             os.close(writing)
             running[child] = seed, reading
         while running:
             yield self._await_one(running)
 
-    def _be_world(self, seed: int, writing: int, alter: Callable[[], None] | None, *, loud: bool) -> None:
+    def _be_world(self, seed: int, writing: int, alter: Callable[[], None] | None, how: dict[str, Any]) -> None:
         """Runs in the child, which ends here: no `finally` of what was killed in the world is run."""
         status = 1
         try:
             if alter is not None:
                 alter()
             with os.fdopen(writing, "wb", closefd=False) as pipe:
-                pipe.write(msgspec.json.encode(self.run_here(seed, loud=loud)))
+                pipe.write(msgspec.json.encode(self.run_here(seed, **how)))
             status = 0
         finally:
             os._exit(status)

@@ -13,10 +13,12 @@ from uuid import UUID
 
 from litestar import Litestar
 from msgspec import Struct
+from sqlalchemy import func, select
 
 from audit_log.actors import Actor, acting_as
 from billing.accounts.balances import Balances
 from billing.prices import PriceCatalog
+from billing.tables.money import hold_batch
 from engine.scheduling.request import Request
 from engine.server.replica import Replica
 from gateway.served_models.served_model import ServedModel
@@ -40,7 +42,8 @@ from tenancy.repositories import Tenancy
 GRANTS = (10 * 10**12, 3 * 10**7)
 """What the tenants have, in pico: one has plenty, the other's money ends."""
 PRICES = {"uncached": "0.40", "read_automatic": "0.04", "output": "1.60"}
-_HOUR_NS = 3_600 * 10**9
+_REST_S = 120.0
+"""How long a world may take to come to rest."""
 
 
 class Plan(Struct, kw_only=True):
@@ -470,9 +473,20 @@ class World:
     # ------------------------------------------------ the end
 
     async def _come_to_rest(self) -> None:
-        """Wait until nothing is left to be settled: no hold is open, nothing waits in a spool or a journal."""
-        await self._until(self._at_rest, 240.0)
-        await asyncio.sleep(3.0)
+        """Wait until nothing is left to be settled: nothing runs, nothing waits in a spool or a journal, and no hold of
+        a gateway that is gone is open."""
+        database = await self._at.database.open(self.path)
+        end = self._at.loop.time() + _REST_S
+        while not (self._at_rest() and await self._holds_ended(database)) and self._at.loop.time() < end:
+            await asyncio.sleep(0.5)
+        await database.close()
+
+    async def _holds_ended(self, database: Database) -> bool:
+        living = [process.gateway.services.spool.owner for process in self.gateways if process.gateway is not None]
+        async with database.reading() as session:
+            # all tenants: the world is theirs
+            query = select(func.count()).select_from(hold_batch).where(hold_batch.c.gateway.not_in(living))
+            return (await session.execute(query)).scalar_one() == 0
 
     def _at_rest(self) -> bool:
         for process in self.gateways:
