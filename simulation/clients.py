@@ -8,12 +8,16 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 from typing import Any
 
 from litestar import Litestar
 from msgspec import Struct
 
 from simulation.nodes import Node
+
+_CONTENT = re.compile(rb'"content": ?"([^"]*)"')
+"""What is said; the words of the script have no marks."""
 
 
 class Seen(Struct):
@@ -33,6 +37,8 @@ class Seen(Struct):
     error: str = ""
     ended: str = ""
     replayed: bool = False
+    handed: int = 0
+    """Tokens that the gateway handed over, read or not."""
 
 
 class Client:
@@ -44,7 +50,7 @@ class Client:
         self._api_key = api_key
         self._inbox: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._gone = asyncio.Event()
-        self._body = b""
+        self._body = self._handed = b""
 
     async def ask(self, app: Litestar, node: Node, patience_s: float) -> None:
         """Ask, and read until the end, or until `patience_s` seconds have passed: then the client leaves."""
@@ -105,7 +111,19 @@ class Client:
         if self._gone.is_set():
             raise OSError("the client is gone")
         await asyncio.sleep(self._chance.expovariate(1_000.0))
+        if message["type"] == "http.response.body":
+            self._note_handed(message.get("body", b""))
         self._inbox.put_nowait(message)
+
+    def _note_handed(self, body: bytes) -> None:
+        self._handed += body
+        if self.seen.streamed:
+            *events, self._handed = self._handed.split(b"\n\n")
+            for event in events:
+                for text in _CONTENT.findall(event):
+                    self.seen.handed += text.count(b" ")
+        elif match := _CONTENT.search(self._handed):
+            self.seen.handed = match[1].count(b" ")
 
     def _connection_lost(self) -> None:
         if not self.seen.ended:

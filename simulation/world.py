@@ -341,6 +341,10 @@ class World:
         self.began[request.id] = list(prompt)
         self.sampled[request.id] += 1
 
+    def reads(self, prompt: list[int], text: str) -> bool:
+        """Whether this prompt has the text."""
+        return text in self.model.tokenizer.decode(prompt)
+
     def expected_text(self, request: UUID | None, tokens: int) -> str:
         """What so many tokens of the answer to this request read like; nothing of one that no replica computed."""
         prompt = self.began.get(str(request), [])
@@ -354,17 +358,17 @@ class World:
         for asked in range(self.plan.requests):
             await asyncio.sleep(chance.expovariate(1.5))
             prompt = f"Client {number % 3}: " + "the quick brown fox jumps. " * chance.choice((1, 1, 12)) + str(asked % 2)
-            keyed = chance.random() < self.plan.keyed
-            seen = Seen(
-                prompt, chance.choice((1, 5, 30, 60)), chance.random() < 0.7, number % len(self.accounts),
-                key=f"key-{number}-{asked}" if keyed else "",
-            )  # fmt: skip
-            for _ in range(3 if keyed else 1):
-                self.seen.append(seen)
-                await self._ask(chance, seen, account)
-                if seen.ended == "whole":
+            key = f"key-{number}-{asked}" if chance.random() < self.plan.keyed else ""
+            most, streamed = chance.choice((1, 5, 30, 60)), chance.random() < 0.7
+            for _ in range(3 if key else 1):
+                twins = 2 if key and chance.random() < 0.3 else 1
+                asks = [
+                    Seen(f"{prompt} {key}.", most, streamed, number % len(self.accounts), key=key) for _ in range(twins)
+                ]
+                self.seen += asks
+                await asyncio.gather(*(self._ask(chance, seen, account) for seen in asks))
+                if all(seen.ended == "whole" for seen in asks):
                     break
-                seen = Seen(seen.prompt, seen.most, seen.streamed, seen.tenant, key=seen.key)
                 await asyncio.sleep(chance.uniform(0.1, 2.0))
 
     async def _ask(self, chance: random.Random, seen: Seen, account: Account) -> None:
