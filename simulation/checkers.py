@@ -93,13 +93,13 @@ def _answers(world: World, events: Iterable[Any]) -> Iterator[str]:
             yield f"{event.output} tokens are billed, {seen.handed} were handed over: {seen}"
         elif seen.status >= 400 and event is not None and event.output:
             yield f"an error was answered and output billed: {seen} {event}"
-    for seen in {seen.key: seen for seen in world.seen if seen.key}.values():
+    for seen in {seen.key: seen for seen in world.seen if seen.key and world.keeps_keys}.values():
         ran = [request for request, prompt in world.began.items() if world.reads(prompt, f"{seen.key}.")]
         well = [request for request in ran if (event := by_id.get(UUID(request))) and event.status == "ok"]
         if len(well) > 1:
             yield f"{len(well)} requests of one idempotency key ended well: {seen.key} {well}"
     for key, ends in texts.items():
-        if len(ends) > 1:
+        if len(ends) > 1 and world.keeps_keys:
             yield f"one idempotency key has several answers: {key} {sorted(ends)}"
 
 

@@ -341,6 +341,12 @@ class World:
         self.began[request.id] = list(prompt)
         self.sampled[request.id] += 1
 
+    @property
+    def keeps_keys(self) -> bool:
+        """Whether an idempotency key stands for one request: that of a gateway which dies, or has no database for long,
+        is run anew (docs/idempotency.md)."""
+        return all(process.starts == 1 for process in self.gateways) and not self.plan.outages
+
     def reads(self, prompt: list[int], text: str) -> bool:
         """Whether this prompt has the text."""
         return text in self.model.tokenizer.decode(prompt)
