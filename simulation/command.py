@@ -91,5 +91,3 @@ def _print_failure(result: Result) -> None:
     if result.violations:
         print(f"  again: python -m simulation --seed {result.seed}")
     sys.stdout.flush()
-
-

@@ -195,5 +195,3 @@ class SimulatedConnection(_Connection):
     def _process_gone(self) -> None:
         """The server rolls back what a lost client had not committed."""
         self.stop()
-
-

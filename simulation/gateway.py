@@ -84,9 +84,7 @@ def make_gateway(
         webhooks=WebhookEndpoints(database, SecretCipher(_MASTER), AddressPolicy(), ()),
         limiter=Limiter(LimitCache(database, bus, timeout=options.database_timeout), None, name),
         rate_limits=RateLimits(database, bus),
-        domains=CacheDomains(
-            b"s" * 32, scope_keys, retention=3600.0, shared=SharedPrefixes(database, scope_keys)
-        ),
+        domains=CacheDomains(b"s" * 32, scope_keys, retention=3600.0, shared=SharedPrefixes(database, scope_keys)),
         scope_keys=scope_keys,
         epoch=EpochKeeper(database, spool, name, folder=str(folder)),
         options=options,

@@ -119,7 +119,7 @@ MUTANTS = (
     Mutant(
         "release no hold whose reservation failed",
         "gateway.generation.generation_task",
-        '            # the hold may exist although no answer came\n'
+        "            # the hold may exist although no answer came\n"
         '            await self._deps.recorder.once_release(self.prepared.request_id, "not admitted")\n',
         "",
         "a hold whose commit was not acknowledged",
@@ -226,7 +226,9 @@ def hunt(worlds: Worlds, arguments: argparse.Namespace) -> int:
         return 2
     began, found = time.perf_counter(), 0
     for mutant in wanted:
-        seeds, why = _look_for(worlds, mutant.plant, range(arguments.first, arguments.first + _MOST_SEEDS), arguments.jobs)
+        seeds, why = _look_for(
+            worlds, mutant.plant, range(arguments.first, arguments.first + _MOST_SEEDS), arguments.jobs
+        )
         found += bool(why)
         told = f"found in seed {seeds}: {why[:160]}" if why else f"NOT FOUND in {_MOST_SEEDS} seeds"
         print(f"{mutant.name}{f' [{mutant.mended}]' if mutant.mended else ''}: {told}")

@@ -85,6 +85,4 @@ def install() -> None:
     native, compatible, random_uuid = uuid_utils.uuid7, uuid_utils.compat.uuid7, uuid.uuid4
     uuid_utils.uuid7 = _replaced(native, lambda machine: uuid_utils.UUID(int=_made_id(machine)))
     uuid_utils.compat.uuid7 = _replaced(compatible, lambda machine: uuid.UUID(int=_made_id(machine)))
-    uuid.uuid4 = _replaced(
-        random_uuid, lambda machine: uuid.UUID(bytes=machine.random_bytes.randbytes(16), version=4)
-    )
+    uuid.uuid4 = _replaced(random_uuid, lambda machine: uuid.UUID(bytes=machine.random_bytes.randbytes(16), version=4))

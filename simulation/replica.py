@@ -54,7 +54,6 @@ class Script:
         chance = random.Random(seed)
         return [chance.choice(self._words) for _ in range(chance.choice((1, 3, 8, 20, 40)))] + [self._end]
 
-
     def text(self, prompt: Sequence[int], tokens: int) -> str:
         """What the first so many tokens of the answer read like."""
         answer = [token for token in self.answer(prompt)[:tokens] if token != self._end]

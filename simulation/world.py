@@ -311,9 +311,7 @@ class World:
         epoch = f"{process.name}-{process.starts}"
         bus = SimulatedBus(self._at.bus)
         process.folder.mkdir(exist_ok=True)
-        app, gateway = make_gateway(
-            process.name, epoch, process.folder, database, bus, self.model, self._addresses
-        )
+        app, gateway = make_gateway(process.name, epoch, process.folder, database, bus, self.model, self._addresses)
         over = asyncio.Event()
         gateway.on_over = over.set
         await gateway.start()
@@ -363,7 +361,9 @@ class World:
         account = self.accounts[number % len(self.accounts)]
         for asked in range(self.plan.requests):
             await asyncio.sleep(chance.expovariate(1.5))
-            prompt = f"Client {number % 3}: " + "the quick brown fox jumps. " * chance.choice((1, 1, 12)) + str(asked % 2)
+            prompt = (
+                f"Client {number % 3}: " + "the quick brown fox jumps. " * chance.choice((1, 1, 12)) + str(asked % 2)
+            )
             key = f"key-{number}-{asked}" if chance.random() < self.plan.keyed else ""
             most, streamed = chance.choice((1, 5, 30, 60)), chance.random() < 0.7
             for _ in range(3 if key else 1):
