@@ -57,7 +57,8 @@ def _money(world: World, balances: Iterable[Any], events: Iterable[Any]) -> Iter
     granted = {account.tenant: account.granted for account in world.accounts}
     for row in balances:
         if row.credit != granted[row.tenant_id] or row.debit != cost[row.tenant_id] or row.held != 0:
-            yield f"{granted[row.tenant_id]} granted, {cost[row.tenant_id]} used; the balance is {row.credit}, {row.debit}, {row.held} held"
+            books = f"{row.credit}, {row.debit}, {row.held} held"
+            yield f"{granted[row.tenant_id]} granted, {cost[row.tenant_id]} used; the balance is {books}"
         if row.credit - row.debit < 0:
             yield f"a prepaid balance is {row.credit - row.debit}"
 

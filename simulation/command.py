@@ -72,10 +72,10 @@ def _many(worlds: Worlds, arguments: argparse.Namespace) -> int:
             failed += 1
             _print_failure(result)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s, real_s = used.ru_utime + used.ru_stime, time.perf_counter() - began
     print(
-        f"{results} seeds from {arguments.first}: {failed} failed; {requests} requests, {virtual_s / 3600:.2f} simulated "
-        f"hours, {time.perf_counter() - began:.0f} s, {used.ru_utime + used.ru_stime:.0f} s of CPU; "
-        f"traces {traces.hexdigest()}"
+        f"{results} seeds from {arguments.first}: {failed} failed; {requests} requests, {virtual_s / 3600:.2f} "
+        f"simulated hours, {real_s:.0f} s, {cpu_s:.0f} s of CPU; traces {traces.hexdigest()}"
     )
     return int(failed > 0)
 

@@ -40,7 +40,7 @@ class Disk:
         self._names: dict[str, dict[str, int]] = {}
         """folder -> name -> inode, when it was last synced"""
         self._held: dict[int, int] = {}
-        """inode -> a descriptor of ours, so that no other file gets the inode while a loss of power may bring it back"""
+        """inode -> a descriptor of ours: no other file gets the inode while a loss of power may bring it back"""
         self._owners: dict[int, Node | None] = {}
         """descriptor -> who opened it"""
 

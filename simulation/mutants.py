@@ -38,7 +38,7 @@ class Mutant(msgspec.Struct, frozen=True):
         module = importlib.import_module(self.module)
         source = inspect.getsource(module)
         if source.count(self.old) != 1:
-            raise ValueError(f"mutant {self.name}: {self.old!r} stands {source.count(self.old)} times in {self.module}")
+            raise ValueError(f"mutant {self.name}: its source stands {source.count(self.old)} times in {self.module}")
         changed = compile(source.replace(self.old, self.new), module.__file__ or "", "exec", dont_inherit=True)
         codes = {code.co_qualname: code for code in _codes(changed)}
         planted = 0
@@ -133,18 +133,20 @@ MUTANTS = (
     Mutant(
         "acknowledge before the spool has it",
         "gateway.generation.usage_recording",
-        "        await self._deps.recorder.use(hold, event, failing=failing)\n"
+        "        await self._deps.recorder.use(hold, event, failing=record_instead)\n"
         "        if sequence:\n"
         "            self._deps.fleet.acknowledge(stream, sequence)\n",
         "        if sequence:\n"
         "            self._deps.fleet.acknowledge(stream, sequence)\n"
-        "        await self._deps.recorder.use(hold, event, failing=failing)\n",
+        "        await self._deps.recorder.use(hold, event, failing=record_instead)\n",
     ),
     Mutant(
         "take a batch for settled when the database is away",
         "billing.settlement.settler",
-        "            except DatabaseUnavailable as error:\n                await self._wait(error)\n            except Exception:",
-        "            except DatabaseUnavailable as error:\n                self._finish(batch, Settled())\n                return\n"
+        "            except DatabaseUnavailable as error:\n                await self._wait(error)\n"
+        "            except Exception:",
+        "            except DatabaseUnavailable as error:\n                self._finish(batch, Settled())\n"
+        "                return\n"
         "            except Exception:",
     ),
     Mutant(
@@ -219,16 +221,16 @@ def _functions(module: ModuleType) -> Iterator[FunctionType]:
 
 
 def hunt(worlds: Worlds, arguments: argparse.Namespace) -> int:
-    """Plant each mutant, and run seeds until one finds it. Returns 1 unless 18 of 20 are found, or the one asked for."""
+    """Plant each mutant, and run seeds until one finds it. Returns 1 unless 18 of 20 are found, or that asked for."""
     wanted = [mutant for mutant in MUTANTS if arguments.mutant in (None, mutant.name)]
     if not wanted:
         print("there is no such mutant; there are:", *(mutant.name for mutant in MUTANTS), sep="\n  ")
         return 2
     began, found = time.perf_counter(), 0
     for mutant in wanted:
-        seeds, why = _look_for(
-            worlds, mutant.plant, range(arguments.first, arguments.first + _MOST_SEEDS), arguments.jobs
-        )
+        tried = range(arguments.first, arguments.first + _MOST_SEEDS)
+        seeds, why = _look_for(worlds, mutant.plant, tried, arguments.jobs)
+
         found += bool(why)
         told = f"found in seed {seeds}: {why[:160]}" if why else f"NOT FOUND in {_MOST_SEEDS} seeds"
         print(f"{mutant.name}{f' [{mutant.mended}]' if mutant.mended else ''}: {told}")

@@ -40,7 +40,7 @@ _ids = 0
 
 def use(machine: Machine | None) -> None:
     """Let this world answer from now on; None: the machine itself."""
-    global _machine, _ids  # noqa: PLW0603  # one process, one world
+    global _machine, _ids
     _machine, _ids = machine, 0
     if machine is not None:
         random.seed(machine.random_bytes.getrandbits(64))

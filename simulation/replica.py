@@ -33,20 +33,21 @@ from protocol.replicas import Capacity, Layout, ServedModel
 LINK_KEY = b"k" * 32
 CONTEXT = 512
 _BLOCKS = 40
+_WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "lazy")
 _STEP_S = 0.004
 _IDLE_S = 0.5
 
 
 class Script:
-    """What the model would say: tokens that follow from the prompt alone. `model` has the tokenizer; `sampled` is called
-    with each request of which a token is computed, and its prompt."""
+    """What the model would say: tokens that follow from the prompt alone. `model` has the tokenizer; `sampled` is
+    called with each request of which a token is computed, and its prompt."""
 
     def __init__(self, model: GatewayModel, sampled: Callable[[Request, Sequence[int]], None]) -> None:
         self.sampled = sampled
         self._model = model
         self.vocabulary = 600
         self._end = next(iter(model.stop_tokens))
-        self._words = [model.tokenizer.content(f" {word}")[0] for word in "the quick brown fox jumps over lazy".split()]
+        self._words = [model.tokenizer.content(f" {word}")[0] for word in _WORDS]
 
     def answer(self, prompt: Sequence[int], choice: int = 0) -> list[int]:
         """The whole output for a prompt, its stop token at the end."""

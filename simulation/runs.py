@@ -121,8 +121,8 @@ class Worlds:
     def run(
         self, seeds: Iterable[int], jobs: int = 1, alter: Callable[[], None] | None = None, **how: Any
     ) -> Iterator[Result]:
-        """The results of these seeds, as they come; `jobs` worlds live at once. `alter` is called in each process; `how`: see
-        `run_here`."""
+        """The results of these seeds, as they come; `jobs` worlds live at once. `alter` is called in each process;
+        `how`: see `run_here`."""
         running: dict[int, tuple[int, int]] = {}
         for seed in seeds:
             if len(running) >= jobs:

@@ -609,7 +609,7 @@ class GenerationTask:
             self.delivery.finish(self._finished)
 
     def _tell_unrecorded(self) -> Outcome | None:
-        """Tell the client that its usage cannot be recorded. An answer that is not streamed is not given out then: it is
+        """Tell the client that its usage cannot be recorded. An answer that is not streamed is not given out then, and
         not billed."""
         failure = Interrupted("The answer's usage could not be recorded.")
         self.delivery.fail(failure)
