@@ -28,7 +28,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Without a time limit, with every case, and on examples of properties that nobody has seen yet.
 LONG := -o timeout=0 --every-case --hypothesis-profile explore
 
-.PHONY: help serve console install install-dev check test test-together test-alone test-failed test-fast slow-tests test-long test-browser test-clients test-other-cpu test-rating test-faults test-drafts test-verifying-kills soak golden format lock docs clean install-clients
+.PHONY: help serve console install install-dev check test test-together test-alone test-failed test-fast slow-tests test-long test-browser test-simulation test-clients test-other-cpu test-rating test-faults test-drafts test-verifying-kills soak golden format lock docs clean install-clients
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -146,6 +146,10 @@ test-long: install-dev ## 100,000 steps of the money machine, 300 companies of r
 		tests/gateway/dialects/test_responses_stream.py
 	KILL_SECONDS=60 $(BIN)/python -m pytest $(LONG) tests/e2e/test_kill_bar.py
 	SCHEMATHESIS_CASES=2000 $(BIN)/python -m pytest $(LONG) tests/gateway/openapi/test_conformance.py
+
+test-simulation: install-dev ## 10,000 simulated worlds under seeds, as far as an hour goes, and mutants that they have to find
+	$(BIN)/python -m simulation --seeds 10000 --minutes 60 --jobs 2
+	$(BIN)/python -m simulation --mutants --jobs 2
 
 install-clients: install-dev
 	$(BIN)/python -m tests.clients.environments

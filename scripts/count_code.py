@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BOUND = Path("scripts", "code_bound.txt")
-NOT_PRODUCT = {"tests", "benchmarks", "scripts", "migrations", "fake_stripe"}
+NOT_PRODUCT = {"tests", "benchmarks", "scripts", "migrations", "fake_stripe", "simulation"}
 SMALL = 40
 """A module with fewer lines of code than this is small. `__init__.py` without code is none."""
 

@@ -588,8 +588,7 @@ class GenerationTask:
         )
         recording = UsageRecording(deps)
         freed = self._end_permit()
-        unrecorded = Interrupted("The answer's usage could not be recorded.")
-        recorded = await recording.record(ended, failing=lambda: self.delivery.fail(unrecorded))
+        recorded = await recording.record(ended, self._tell_unrecorded)
         event = None if recorded is None else recorded.event
         self.marks.mark(SPOOL)
         explanation = None if event is None else await recording.remember(ended, event)
@@ -598,7 +597,7 @@ class GenerationTask:
         await freed  # whoever has the answer may ask again at once
         if self._permit.limited:
             self.marks.mark(LIMITS)
-        if recorded is not None and event is not None and outcome.status == "ok":
+        if recorded is not None and event is not None and event.status == "ok":
             currency, stops = prepared.price.currency, self._choices.stop_strings
             until = None if prepared.leases is None else prepared.leases.expires_at
             usage, cost, reasoning = event.usage, event.cost_pico, self._choices.reasoning
@@ -608,6 +607,13 @@ class GenerationTask:
                 ends, event.counts, usage, cost, currency, stops, until, explanation, reasoning, predicted, receipts
             )
             self.delivery.finish(self._finished)
+
+    def _tell_unrecorded(self) -> Outcome | None:
+        """Tell the client that its usage cannot be recorded. An answer that is not streamed is not given out then, and
+        not billed."""
+        failure = Interrupted("The answer's usage could not be recorded.")
+        self.delivery.fail(failure)
+        return None if self.delivery.streamed else failed(failure)
 
     # ------------------------------------------------ what changes the request's course
 

@@ -59,10 +59,11 @@ class UsageRecording:
     def __init__(self, deps: GenerationDependencies) -> None:
         self._deps = deps
 
-    async def record(self, ended: EndedRequest, failing: Callable[[], None]) -> RecordedUsage | None:
+    async def record(self, ended: EndedRequest, failing: Callable[[], Outcome | None]) -> RecordedUsage | None:
         """Record the request's usage; None if there was none, and its hold is released.
 
-        `failing`: called when it cannot be recorded yet. Raises Interrupted where the counts make no sense.
+        `failing`: called when it cannot be recorded yet. Its outcome takes the place of the request's where the client
+        then gets nothing of the answer. Raises Interrupted where the counts make no sense.
         """
         prepared, hold, stream, done = ended.prepared, ended.hold, ended.stream, ended.done
         if done is not None and done.reason != "rejected":
@@ -85,11 +86,19 @@ class UsageRecording:
             raise Interrupted("What the answer took cannot be told.") from error
         issuer, answer = self._deps.receipts, ended.answer
         pending = None if issuer is None or answer is None else issuer.prepare(event, answer)
-        await self._deps.recorder.use(hold, event, failing=failing)
+
+        def record_instead() -> UsageEvent:
+            nonlocal event, pending
+            if (outcome := failing()) is not None:
+                unread = finished_request(outcome, stream, delivered=0, sequence=sequence)
+                event, pending = event_of(hold, prepared.terms, prepared.price, counts, unread), None
+            return event
+
+        await self._deps.recorder.use(hold, event, failing=record_instead)
         if sequence:
             self._deps.fleet.acknowledge(stream, sequence)
         name, lane, currency = prepared.model.name, prepared.generation.lane, prepared.price.currency
-        self._deps.metrics.finished(name, lane, ended.outcome.status, event, currency)
+        self._deps.metrics.finished(name, lane, event.status, event, currency)
         self._deps.blocks.note(prepared, stream.model_digest, wrote=bool(event.usage.write))
         return RecordedUsage(event, None if pending is None else pending.issue())
 

@@ -41,6 +41,8 @@ _BEAT_S = 2.0
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.1, 1.0
 _LONGEST_WAIT_S = 600.0
 """How long a request waits for one that runs in another worker."""
+_LONGEST_END_S = 10.0
+"""How long it is tried to end a claim: after that it counts as that of a dead worker (`IdempotencyClaims`)."""
 _FAILED = 300
 Result = TypeVar("Result")
 
@@ -189,21 +191,30 @@ class KeyedRequests:
             recording.forget()
 
     async def _end(self, run: KeyedRun, payer: Payer, *, stands: bool, kept: bool) -> None:
-        claim = run.claim
-        try:
-            if not stands:
-                await self._breaker.wait(self._claims.release(claim.key, claim.request_id))
+        """End the claim. While the database is away it is tried again, for as long as the claim's worker may be silent:
+        the claim would go to the next who asks, and run again."""
+        claim, answer = run.claim, None
+        until = time.monotonic() + _LONGEST_END_S
+        while True:
+            try:
+                if not stands:
+                    await self._breaker.wait(self._claims.release(claim.key, claim.request_id))
+                    return
+                if answer is None and kept and await self._keeper.keeps(payer):
+                    answer = run.recording.answer(run.lane)
+                    if answer is not None:
+                        self._keeper.count(payer.project_id, answer.body)
+                await self._breaker.wait(self._claims.finish(claim, run.model, answer))
                 return
-            answer = run.recording.answer(run.lane) if kept and await self._keeper.keeps(payer) else None
-            if answer is not None:
-                self._keeper.count(payer.project_id, answer.body)
-            await self._breaker.wait(self._claims.finish(claim, run.model, answer))
-        except (DatabaseUnavailable, ScopeKeyUnreadable) as error:
-            log.warning(
-                "what an idempotency key stands for is not kept",
-                request_id=public_name(claim.request_id),
-                cause=type(error).__name__,
-            )
+            except (DatabaseUnavailable, ScopeKeyUnreadable) as error:
+                if isinstance(error, ScopeKeyUnreadable) or time.monotonic() >= until:
+                    log.warning(
+                        "what an idempotency key stands for is not kept",
+                        request_id=public_name(claim.request_id),
+                        cause=type(error).__name__,
+                    )
+                    return
+            await asyncio.sleep(_FIRST_LOOK_S)
 
     def _sized(self, tenant: UUID, more: int) -> None:
         self._bytes[tenant] += more

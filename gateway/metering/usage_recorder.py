@@ -64,10 +64,11 @@ class UsageRecorder:
         while not await self.once(record):
             await backoff.wait()
 
-    async def use(self, hold: Hold, event: UsageEvent, *, failing: Callable[[], None]) -> None:
-        """Record the usage of a request that held this; `failing` is called if that does not succeed at once."""
+    async def use(self, hold: Hold, event: UsageEvent, *, failing: Callable[[], UsageEvent]) -> None:
+        """Record the usage of a request that held this; `failing` is called if that does not succeed at once, and says
+        what is recorded then."""
         if not await self.once(event):
-            failing()
+            event = failing()
             await self.until_durable(event)
         self._allowances.ended(hold, event.cost_pico)
         self._leases.ended(hold, event.usage.prompt)

@@ -13,8 +13,9 @@ import pytest
 from sqlalchemy import text
 
 from gateway.idempotency.recording import MOST_KEPT, Recording, RecordingOver
-from response_store.idempotency import forget_expired_claims
+from response_store.idempotency import IdempotencyClaims, forget_expired_claims
 from response_store.policies import ResponsePolicies
+from storage.database.database import DatabaseUnavailable
 from tenancy.repositories import KeyChange
 from tenancy.rights.key_limits import KeyLimits
 from tests.gateway.stack import Stack, running_stack
@@ -55,6 +56,32 @@ async def test_a_request_sent_again_gets_the_same_bytes_and_is_billed_once(
     assert again.headers["idempotent-replayed"] == "true"
     assert again.headers["content-type"] == first.headers["content-type"]
     assert len(stack.replica.runs) == 1
+    await stack.settled(1)
+
+
+@pytest.mark.parametrize("written", [False, True])
+async def test_a_key_is_ended_although_the_database_fails_once(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, written: bool
+) -> None:
+    """Else its claim would be a dead worker's after 10 seconds, and its request would run and be billed again.
+    `written`: what the database did not acknowledge is there all the same. Found by simulation."""
+    finish, failures = IdempotencyClaims.finish, 0
+
+    async def fail_once(self: IdempotencyClaims, *arguments: Any) -> None:
+        nonlocal failures
+        failures += 1
+        if failures > 1 or written:
+            await finish(self, *arguments)
+        if failures == 1:
+            raise DatabaseUnavailable("the connection was lost")
+
+    monkeypatch.setattr(IdempotencyClaims, "finish", fail_once)
+    stack.say(SAID)
+    first = await post(stack, "one")
+    assert failures == 2
+    assert [row.worker for row in await stack.rows("SELECT worker FROM idempotency_claim")] == [None]
+    again = await post(stack, "one")
+    assert again.content == first.content
     await stack.settled(1)
 
 

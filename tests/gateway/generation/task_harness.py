@@ -183,7 +183,7 @@ class TaskHarness:
         async def once_release(request_id: UUID, reason: str) -> None:
             self.records.append(("once", reason))
 
-        async def use(hold: Hold, event: UsageEvent, *, failing: Callable[[], None]) -> None:
+        async def use(hold: Hold, event: UsageEvent, *, failing: Callable[[], UsageEvent]) -> None:
             self.events.append(event)
             usage = (event.usage.uncached, event.usage.output)
             self.records.append(("use", event.status, event.reason, usage, event.attempt, event.sequence))

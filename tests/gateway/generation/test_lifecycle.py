@@ -459,6 +459,16 @@ async def test_nothing_final_is_shown_before_it_is_durable(stack: Stack, body: d
     await stack.until(lambda: stack.replica.acked)
 
 
+async def test_an_answer_that_is_refused_for_its_record_is_not_billed(stack: Stack) -> None:
+    """One that is not streamed is not given out when its usage cannot be recorded at once. Found by simulation."""
+    stack.say("The quick brown fox")
+    stack.spool.broken = SpoolUnavailable("disk broken")
+    assert (await stack.post(WHOLE)).status_code == 500
+    stack.spool.broken = None
+    (event,) = await stack.settled(1)
+    assert (event.status, event.output, event.cost_pico) == ("failed", 0, 0)
+
+
 @pytest.mark.slow
 async def test_a_spool_that_cannot_be_written(stack: Stack) -> None:
     stack.say("ok")
