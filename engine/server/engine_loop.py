@@ -250,6 +250,7 @@ class EngineLoop:
             memory=memory_load(engine),
             service=engine.service(),
             metrics=engine_metrics(engine) | self.journal.metrics(),
+            adapters=engine.scheduler.adapters.residency.report(),
         )
 
 

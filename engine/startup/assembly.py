@@ -155,8 +155,12 @@ def assemble(
     block_bytes = [group.block_bytes for group in model.groups]
     depth = doubling_depth(config)
     adapters = None
-    if like.device.type == "cpu" and fast is None:  # our kernels for GPUs, and libraries' attention, compute none yet
-        adapters = adapters_of(model, tiling, text_digest(options.model))
+    if (
+        options.max_loras and like.device.type == "cpu" and fast is None
+    ):  # our kernels for GPUs, and libraries' attention, compute none yet
+        adapters = adapters_of(
+            model, tiling, text_digest(options.model), slots=options.max_loras, most_bytes=options.lora_memory
+        )
         runner.adapters = adapters.step
     identity = StoreIdentity(
         digest, numerics_id(runner, options.kv_dtype, "" if fast is None else fast.numerics), model.groups

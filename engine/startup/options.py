@@ -51,6 +51,10 @@ class ReplicaOptions:
     """The drafters by name, the preferred first."""
     draft_model: Path | None = None
     """The folder of a draft model or a head: that of `model` for its own layer for multi-token prediction."""
+    max_loras: int = 16
+    """Adapters that are ready at a time; 0: none are computed."""
+    lora_memory: int = 4 << 30
+    """Most bytes of adapters in host memory."""
     max_running: int = 0
     """Requests in a step; 0 for what suits the device."""
     token_budget: int = 0

@@ -376,7 +376,7 @@ def make_bench(
     executor = StepExecutor(runner, FixedCosts(Rates(batch=running)))
     adapted = None
     if adapters:
-        adapted = adapters_of(model, tiling, "base", slots=adapters, run_beside=lambda load: load())
+        adapted = adapters_of(model, tiling, "base", slots=adapters, most_bytes=1 << 30, run_beside=lambda load: load())
         runner.adapters = adapted.step
     tiers = () if disk is None else (disk,)
     engine = Engine(

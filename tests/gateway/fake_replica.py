@@ -299,9 +299,9 @@ class FakeReplica:
                             known = tuple((done.id, done.attempt) for done in self.journal.values())
                             writer.write(encode(Fenced(message.epoch, known)))
                     case AdapterPart():
-                        self.adapters[message.digest] = self.adapters.get(message.digest, b"") + message.content
+                        self.adapters[message.name] = self.adapters.get(message.name, b"") + message.content
                     case DropAdapter():
-                        self.adapters.pop(message.digest, None)
+                        self.adapters.pop(message.name, None)
                     case Drain():
                         self.draining = message.drain
                     case RemoteService():

@@ -18,7 +18,7 @@ from billing.prices.approval import PriceSheets
 from billing.prices.sheets import PriceProposal
 from billing.prices.version import STORAGE
 from billing.rating.contract_store import Contracts
-from billing.rating.storage_hours import Stored, record_storage
+from billing.rating.hourly_meters import Stored, record_hours
 from billing.rating.terms import ContractTerms, Discount
 from billing.reports.cost_report import cost_buckets
 from billing.reports.usage_report import usage_buckets, usage_by_project_and_model
@@ -46,7 +46,7 @@ async def _month(database: Database) -> tuple[Customer, PriceCatalog, str]:
         set_clock(database, day)
         hour = await database.now() // HOUR * HOUR - HOUR
         stored = Stored(customer.id, customer.tenant.project_id, "stdlib-qa", hour, 3_599 * 10**6 + 1)
-        assert await record_storage(database, catalog, [stored]) == 1
+        assert await record_hours(database, catalog, [stored]) == 1
     await customer.invoice("2026-10")
     return customer, catalog, str(early[0].id)
 
@@ -79,7 +79,7 @@ async def test_a_closed_month_stays_as_it_was_closed(database: Database, tmp_pat
     await adjust(database, catalog, customer.id, UUID(events[0]["request_id"]), {"uncached": -1_001}, reason="late")
     late = await database.now() // HOUR * HOUR - 24 * 20 * HOUR  # an hour of October that was recorded late
     stored = Stored(customer.id, customer.tenant.project_id, "stdlib-qa", late, 17)
-    assert await record_storage(database, catalog, [stored]) == 1
+    assert await record_hours(database, catalog, [stored]) == 1
     assert await _said(customer, catalog, "2026-10", tmp_path) == before
     await customer.invoice("2026-11")
     invoiced = await _invoiced(customer, "2026-11")

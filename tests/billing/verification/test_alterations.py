@@ -51,7 +51,7 @@ from billing.prices.approval import PriceSheets
 from billing.prices.sheets import PriceProposal
 from billing.prices.version import STORAGE
 from billing.rating.contract_store import Contracts
-from billing.rating.storage_hours import Stored, record_storage
+from billing.rating.hourly_meters import Stored, record_hours
 from billing.rating.terms import ContractTerms
 from billing.receipts.policies import ReceiptPolicies
 from billing.replica_journals.lost_journals import declare_lost
@@ -168,7 +168,7 @@ async def books(database: Database, tmp_path: Path) -> Database:
     await customer.use("2026-10-03", Usage(uncached=20_000_000, output=10_000_000))
     hour = await database.now() // HOUR * HOUR
     set_clock(database, "2026-10-04")
-    await record_storage(
+    await record_hours(
         database, catalog, [Stored(customer.id, customer.tenant.project_id, "stdlib-qa", hour, 3_600 * 10**6)]
     )
     holds = HoldService(database)
