@@ -97,7 +97,7 @@ class AdapterResidency:
             rows = (await session.execute(select(*by, _OF.milliseconds).where(_OF.hour == hour))).all()
         sums: dict[tuple[UUID, UUID, str, str], int] = defaultdict(int)
         for *owner, milliseconds in rows:
-            sums[tuple(owner)] += milliseconds  # type: ignore[index]  # four columns
+            sums[tuple(owner)] += milliseconds
         ready = [ReadyHour(*owner, hour, ms // _MILLIHOUR_MS) for owner, ms in sums.items() if ms >= _MILLIHOUR_MS]
         await record(sorted(ready, key=lambda one: (one.tenant_id.int, one.project_id.int, one.model)))
         async with self._database.transaction() as session:

@@ -84,7 +84,7 @@ async def record_hours(
     DatabaseUnavailable; then nothing is written.
     """
     now = await database.now()
-    rows = []
+    rows: list[dict[str, Any]] = []
     for used in hours:
         if used.hour % HOUR or used.hour + HOUR > now:
             raise InvalidUsage(f"{meter.name} of {used.hour}, which is not the beginning of a past hour")

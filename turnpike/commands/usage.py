@@ -1,4 +1,4 @@
-"""`turnpike usage`: print tokens by class, those of drafts, cache storage, ready adapters and exact cost, by project and model."""
+"""`turnpike usage`: tokens by class, drafts, cache storage, ready adapters and exact cost, by project and model."""
 
 from __future__ import annotations
 
@@ -70,9 +70,6 @@ def _print_rows(month: str, rows: list[dict[str, object]], form: str) -> None:
         print(f"no usage in {month}")
     else:
         # Classes that nobody used are left out of the table; CSV and JSON have every column.
-        shown = [
-            name
-            for name in fixed
-            if name not in (*METERS, *DRAFTS, _STORED, _RESIDENT) or any(row[name] for row in rows)
-        ]
+        seldom = {*METERS, *DRAFTS, _STORED, _RESIDENT}
+        shown = [name for name in fixed if name not in seldom or any(row[name] for row in rows)]
         print_table(shown, [[row[name] for name in shown] for row in rows])

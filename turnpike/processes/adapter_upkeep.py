@@ -17,14 +17,14 @@ logger = structlog.get_logger(__name__)
 class AdapterUpkeep:
     """What the worker does for adapters."""
 
-    def __init__(self, database: Database, prices: PriceCatalog, residency: AdapterResidency) -> None:
+    def __init__(self, database: Database, prices: PriceCatalog) -> None:
         self._database = database
         self._prices = prices
-        self._residency = residency
+        self.residency = AdapterResidency(database)
 
     async def run(self) -> bool:
         """Record the next hour that is due; True if there may be more. Raises DatabaseUnavailable."""
-        return await self._residency.record_next(self._record)
+        return await self.residency.record_next(self._record)
 
     async def _record(self, hours: Sequence[ReadyHour]) -> None:
         used = [

@@ -34,7 +34,6 @@ from billing.receipts.day_files import close_due_days
 from billing.retention import BATCH, forget_charges, forget_holds, forget_windows
 from billing.service_levels.service_hours import forget_old as forget_service_hours
 from billing.transaction.budget_charges import name_budget_subjects
-from file_store.adapter_residency import AdapterResidency
 from file_store.blobs import FolderBlobs
 from file_store.store import FORGOTTEN as FORGOTTEN_FILES
 from file_store.store import FileStore
@@ -155,19 +154,18 @@ async def job_database(admin: AdminServices) -> AsyncIterator[Database]:
 
 
 def jobs(admin: AdminServices, database: Database) -> list[Job]:
-    """Expire holds and grants, prepare partitions, close periods, make exports, send webhooks, keep leases, record ready adapters, remove old
-    rows, anchor the audit log, close days of receipts. Raises InvalidExport, UrlRefused and SecretsError for settings
-    that are wrong.
+    """Expire holds and grants, prepare partitions, close periods, make exports, send webhooks, keep leases, record how
+    long adapters were ready, remove old rows, anchor the audit log, close days of receipts. Raises InvalidExport,
+    UrlRefused and SecretsError for settings that are wrong.
 
     `database`: of `job_database`. What others wait for while it is done, as when a period closes, does not use it.
     """
-    settings, residency = admin.settings, AdapterResidency(admin.database)
-    periods = Periods(admin.database, LeaseStorage(admin.database), residency)
+    settings, adapters = admin.settings, AdapterUpkeep(admin.database, admin.prices)
+    periods = Periods(admin.database, LeaseStorage(admin.database), adapters.residency)
     exports = ExportJobs(database, admin.prices, settings.exports)
     dispatcher = webhook_dispatcher(settings, admin.tenancy, admin.database, read_secrets(settings))
     codes = parse_account_codes(settings.account_codes)
     leases = LeaseUpkeep(admin.database, admin.holds, admin.prices)
-    adapters = AdapterUpkeep(admin.database, admin.prices, residency)
     files = file_store(settings, database)
 
     async def sweep() -> bool:
