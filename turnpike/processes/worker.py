@@ -165,7 +165,6 @@ def jobs(admin: AdminServices, database: Database) -> list[Job]:
     exports = ExportJobs(database, admin.prices, settings.exports)
     dispatcher = webhook_dispatcher(settings, admin.tenancy, admin.database, read_secrets(settings))
     codes = parse_account_codes(settings.account_codes)
-    leases = LeaseUpkeep(admin.database, admin.holds, admin.prices)
     files = file_store(settings, database)
 
     async def sweep() -> bool:
@@ -239,7 +238,7 @@ def jobs(admin: AdminServices, database: Database) -> list[Job]:
         Job("sweep", 30.0, sweep),
         Job("export", 2.0, export),
         Job("webhooks", 1.0, dispatcher.run),
-        Job("leases", 5.0, leases.run),
+        Job("leases", 5.0, LeaseUpkeep(admin.database, admin.holds, admin.prices).run),
         Job("adapters", 60.0, adapters.run),
         Job("clean", 3600.0, clean),
         Job("anchor", 3600.0, anchor),

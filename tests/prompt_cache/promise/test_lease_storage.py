@@ -288,8 +288,8 @@ async def test_a_month_waits_for_its_storage_before_it_closes(database: Database
     november, december = period_bounds("2026-11")
     await written(database, at(december - 600 * SECOND), "a", "1h", tenant)  # reaches 50 minutes into December
     at(december + 7200 * SECOND)
-    assert (await periods.waiting("2026-11")).storage == december - HOUR
-    with pytest.raises(PeriodOpen, match="storage of cached prompts"):
+    assert (await periods.waiting("2026-11")).hour == december - HOUR
+    with pytest.raises(PeriodOpen, match="cached prompts and adapters"):
         await periods.close("2026-11")
     while await upkeep.run():
         pass
@@ -305,11 +305,11 @@ async def test_a_month_waits_for_storage_that_nobody_knows_to_be_paid(database: 
     periods, (_, december) = Periods(database, storage), period_bounds("2026-11")
     await written(database, december - 600 * SECOND, "a", "5m", paid=False)
     database.clock = literal(december + 7200 * SECOND, Count())
-    assert (await periods.waiting("2026-11")).storage == december - HOUR
+    assert (await periods.waiting("2026-11")).hour == december - HOUR
     database.clock = literal(december + MOST_WAIT + 7200 * SECOND, Count())
     while await storage.record_next(_keep([])):
         pass
-    assert (await periods.waiting("2026-11")).storage is None
+    assert (await periods.waiting("2026-11")).hour is None
 
 
 def _keep(kept: list[StoredHour]) -> Callable[[Sequence[StoredHour]], Awaitable[None]]:
