@@ -8,6 +8,8 @@ the time which a request takes that the other's is there. Its content is both of
 
 from __future__ import annotations
 
+from uuid import UUID
+
 from protocol.message import Message, Value
 
 MOST_ADAPTER_BYTES = (1 << 30) + (1 << 20)
@@ -26,9 +28,12 @@ def digest_of(name: str) -> str:
     return name.partition("@")[0]
 
 
-def owner_of_adapter(name: str) -> str:
-    """Whose adapter has this name; empty if it does not say."""
-    return name.partition("@")[2]
+def project_of(name: str) -> tuple[UUID, str] | None:
+    """The project whose adapter has this name, and its digest; None for a name that is of no project."""
+    try:
+        return UUID(hex=name.partition("@")[2]), digest_of(name)
+    except ValueError:
+        return None
 
 
 class ResidentAdapter(Value, frozen=True):

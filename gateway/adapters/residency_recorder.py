@@ -13,8 +13,8 @@ import structlog
 
 from file_store.adapter_residency import AdapterResidency, ResidencyCount
 from file_store.adapters import AdapterStore
-from gateway.adapters.resident_adapters import key_of
 from gateway.fleet.replica_link import ReplicaLink
+from protocol.adapters import project_of
 from storage.database.database import DatabaseUnavailable
 
 log = structlog.get_logger("gateway.adapter_residency")
@@ -53,7 +53,7 @@ class ResidencyRecorder:
             for one in link.beat.adapters
         }
         grown = {key: count for key, count in grown.items() if count > self._passed_on.get(key, 0)}
-        owners = {name: key for *_, name in grown if (key := key_of(name)) is not None}
+        owners = {name: key for *_, name in grown if (key := project_of(name)) is not None}
         known = await self._adapters.of_digests(set(owners.values()))
         await self._residency.report(
             [

@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from uuid import UUID
 
 from file_store.adapters import AdapterStore, StoredAdapter
 from gateway.fleet.replica_link import ReplicaLink
-from protocol.adapters import digest_of, owner_of_adapter
-
-
-def key_of(name: str) -> tuple[UUID, str] | None:
-    """The project and the digest of an adapter by its name to replicas; None for a name that is not ours."""
-    try:
-        return UUID(hex=owner_of_adapter(name)), digest_of(name)
-    except ValueError:
-        return None
+from protocol.adapters import project_of
 
 
 def ready_at(link: ReplicaLink) -> list[str]:
@@ -35,7 +26,7 @@ async def adapters_at(
 ) -> dict[str, list[tuple[str, StoredAdapter | None]]]:
     """By replica the adapters that it has ready: their names, and what is known of each. Raises DatabaseUnavailable."""
     ready = {link.replica: ready_at(link) for link in links}
-    keys = {name: key_of(name) for names in ready.values() for name in names}
+    keys = {name: project_of(name) for names in ready.values() for name in names}
     known = {} if store is None else await store.of_digests({key for key in keys.values() if key is not None})
     return {
         replica: [(name, None if (key := keys[name]) is None else known.get(key)) for name in sorted(names)]
