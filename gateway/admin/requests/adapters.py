@@ -58,10 +58,10 @@ class AdapterUse(Struct, frozen=True, kw_only=True):
 class TenantAdapterObject(Struct, frozen=True, kw_only=True):
     """An adapter. `model` is what requests ask for, `base` the served model that it changes. `digest`: the SHA-256 of
     what decides its results. `resident`: the replicas that have it ready, as this worker knows them; null where no
-    replicas can be asked. `id` is null for one that was only checked."""
+    replicas can be asked. `created_at` is null for one that was only checked, and is not kept."""
 
     object: Literal["tenant.adapter"] = "tenant.adapter"
-    id: Annotated[str | None, Meta(examples=[ID])]
+    id: Annotated[str, Meta(examples=[ID])]
     project_id: str
     project: str | None
     model: Annotated[str, Meta(examples=["tiny:support"])]
@@ -182,7 +182,7 @@ async def _objects(gateway: Gateway, tenant_id: UUID, found: Sequence[StoredAdap
     fleet = getattr(gateway.services, "fleet", None)  # a command on the data folder has none
     return [
         TenantAdapterObject(
-            id=public_id("adapter", one.id) if one.created_at else None,
+            id=public_id("adapter", one.id),
             project_id=project_public_id(one.project_id),
             project=names.get(one.project_id),
             model=one.full_name,

@@ -53,7 +53,7 @@ def resident(stack: Stack, adapter: dict[str, Any], hour: int, milliseconds: int
 
 async def test_an_adapter_is_uploaded_listed_with_its_use_and_deleted(stack: Stack) -> None:
     checked = await by_admin(stack, dry_run="true")
-    assert (checked.status_code, checked.json()["id"]) == (200, None), checked.text
+    assert (checked.status_code, checked.json()["created_at"]) == (200, None), checked.text
     assert await listed(stack) == []
     assert blobs(folder_of(stack)) == []
     made = (await by_admin(stack)).json()

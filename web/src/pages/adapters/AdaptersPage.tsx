@@ -128,7 +128,7 @@ function Delete({ tenant, adapter }: { tenant: string; adapter: Adapter }) {
         typed={adapter.name}
         pending={remove.isPending}
         error={remove.error}
-        confirm={() => remove.mutate({ params: { path: { tenant, adapter: adapter.id! } } })}
+        confirm={() => remove.mutate({ params: { path: { tenant, adapter: adapter.id } } })}
       >
         <Stack gap="xs">
           <Text className="wraps">
