@@ -132,6 +132,13 @@ class AdapterStore:
             rows = (await session.execute(query.order_by(_OF.id.desc()))).all()
         return [_stored(row._asdict()) for row in rows]
 
+    async def count_by_model(self) -> dict[str, int]:
+        """How many adapters all projects have of each served model. Raises DatabaseUnavailable."""
+        # all tenants: for who operates the fleet
+        query = select(_OF.model, func.count()).where(self._there()).group_by(_OF.model)
+        async with self._database.reading() as session:
+            return {row[0]: row[1] for row in await session.execute(query)}
+
     async def reader(self, tenant_id: UUID, project_id: UUID, id_: UUID, size: int) -> ContentReader:
         """What reads the content of an adapter, of `size` bytes. Raises ScopeKeyUnreadable, DatabaseUnavailable."""
         file = StoredFile(

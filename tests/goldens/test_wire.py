@@ -161,6 +161,7 @@ TO_GATEWAY: list[Any] = [
         service={"batch/f": 4},
         cache=b"digest",
         metrics={"turnpike_engine_steps_total": 5.0},
+        adapters=(ResidentAdapter(name="d1@p1", hour=3600, milliseconds=5, ready=True),),
     ),
     Fenced(epoch="g-0", requests=(("r1", 2),)),
 ]

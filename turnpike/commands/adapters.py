@@ -161,7 +161,12 @@ async def _replicas(api: Api, arguments: argparse.Namespace) -> None:
     if print_json(arguments, answer):
         return
     rows = [{"replica": one["name"], **adapter} for one in answer["data"] for adapter in one["adapters"]]
-    columns: dict[str, Cell] = {"replica": "replica", "model": "model", "project": "project_id", "digest": _short_digest}
+    columns: dict[str, Cell] = {
+        "replica": "replica",
+        "model": "model",
+        "project": "project_id",
+        "digest": _short_digest,
+    }
     print_objects(rows, columns, "no replica has an adapter ready")
 
 

@@ -74,9 +74,7 @@ async def test_an_adapter_is_uploaded_listed_with_its_use_and_deleted(stack: Sta
     gone = await stack.http.delete(f"{base(stack)}/adapters/{made['id']}", headers=admin_key(stack))
     assert gone.json()["deleted"]
     assert blobs(folder_of(stack)) == []
-    actors = await stack.rows(
-        "SELECT action FROM audit_entry WHERE action LIKE 'adapter.%' ORDER BY number"
-    )
+    actors = await stack.rows("SELECT action FROM audit_entry WHERE action LIKE 'adapter.%' ORDER BY number")
     assert [row.action for row in actors] == ["adapter.created", "adapter.deleted"]
 
 
