@@ -64,7 +64,7 @@ function useColumns(tenant: string, id: string): Column<Adapter>[] {
   const whole = (value: number): string => value.toLocaleString('en');
   return [
     { header: 'Ask for the model', cell: (adapter) => <Copied text={adapter.model} /> },
-    { header: 'Base', cell: (adapter) => adapter.base },
+    { header: 'Base', cell: (adapter) => <span className="unbroken">{adapter.base}</span> },
     { header: 'Rank', numeric: true, cell: (adapter) => adapter.rank },
     { header: 'Size', numeric: true, cell: (adapter) => displayBytes(adapter.bytes) },
     { header: 'Changes', cell: (adapter) => changed(adapter) },
@@ -88,7 +88,7 @@ function useColumns(tenant: string, id: string): Column<Adapter>[] {
 }
 
 function changed(adapter: Adapter): string {
-  const layers = `${adapter.targets.join(', ')} in ${adapter.layers} layers`;
+  const layers = `${adapter.targets.join(', ')} in ${adapter.layers === 1 ? 'one layer' : `${adapter.layers} layers`}`;
   return adapter.invocation_tokens.length === 0 ? layers : `${layers}, once it is invoked`;
 }
 

@@ -46,7 +46,7 @@ export async function fromZip(archive: Blob, name: string): Promise<Blob | undef
   if (end < 0) throw Problem.at('file', 'This is no ZIP archive.');
   const [size, at] = [tail.getUint32(end + 12, true), tail.getUint32(end + 16, true)];
   const list = new DataView(await archive.slice(at, at + size).arrayBuffer());
-  for (let place = 0; place + ENTRY_BYTES <= list.byteLength && list.getUint32(place, true) === ENTRY; ) {
+  for (let place = 0; place + ENTRY_BYTES <= list.byteLength && list.getUint32(place, true) === ENTRY;) {
     const [named, extra, comment] = [28, 30, 32].map((offset) => list.getUint16(place + offset, true)) as [
       number,
       number,

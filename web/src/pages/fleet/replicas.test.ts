@@ -83,7 +83,10 @@ test('which adapters are ready', () => {
   expect(adaptersOf({ adapters: [], metrics: {} })).toBe('It serves no adapters.');
   const metrics = { turnpike_engine_adapter_slots: 16, turnpike_engine_adapters_in_host_memory: 40 };
   expect(adaptersOf({ adapters: [], metrics })).toBe('Adapters: none is ready; 16 slots, 40 in host memory.');
-  const [of, gone] = [{ tenant_id: 't', project_id: 'p', digest: '9'.repeat(64) }, { tenant_id: null, project_id: null }];
+  const [of, gone] = [
+    { tenant_id: 't', project_id: 'p', digest: '9'.repeat(64) },
+    { tenant_id: null, project_id: null },
+  ];
   const adapters = [
     { id: 'a', model: 'tiny:support', ...of },
     { id: null, model: null, ...of, ...gone },
