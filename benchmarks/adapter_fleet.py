@@ -58,6 +58,8 @@ class MeasuredSlots(AdapterSlots):
 
     def delay(self, request: Request) -> bool:
         """As it is, noting when the request came."""
+        if request.weights is not None:  # it has waited, and comes again
+            return super().delay(request)
         self._since[request.id] = time.perf_counter()
         waits = super().delay(request)
         if not waits:
@@ -72,7 +74,7 @@ class MeasuredSlots(AdapterSlots):
         return ready
 
     def _has(self, request: Request) -> None:
-        self.waits[request.id] = time.perf_counter() - self._since.pop(request.id, time.perf_counter())
+        self.waits[request.id] = time.perf_counter() - self._since.pop(request.id)
 
     def _timed(self, load: Callable[[], None]) -> Callable[[], None]:
         begun = time.perf_counter()
