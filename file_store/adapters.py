@@ -6,7 +6,7 @@ projects are as unknown as names that never were.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 from uuid import UUID
 
@@ -53,6 +53,11 @@ class StoredAdapter(Struct, frozen=True, kw_only=True):
     bytes: int
     created_at: int
 
+    @property
+    def full_name(self) -> str:
+        """What requests ask for, and what it is billed and reported under."""
+        return f"{self.model}:{self.name}"
+
 
 class AdapterStore:
     """The adapters of all projects, whose contents lie among `files`."""
@@ -91,9 +96,34 @@ class AdapterStore:
         return await self._one(_OF.tenant_id == tenant_id, _OF.project_id == project_id, _OF.model == model,
                                _OF.name == name)  # fmt: skip
 
-    async def get(self, tenant_id: UUID, project_id: UUID, id_: UUID) -> StoredAdapter | None:
-        """A project's adapter. Raises DatabaseUnavailable."""
-        return await self._one(_OF.tenant_id == tenant_id, _OF.project_id == project_id, _OF.id == id_)
+    async def get(self, tenant_id: UUID, project_id: UUID | None, id_: UUID) -> StoredAdapter | None:
+        """An adapter of a project, or without one of the tenant. Raises DatabaseUnavailable."""
+        of_project = [] if project_id is None else [_OF.project_id == project_id]
+        return await self._one(_OF.tenant_id == tenant_id, _OF.id == id_, *of_project)
+
+    async def page(
+        self, tenant_id: UUID, projects: Collection[UUID] | None, *, limit: int, after: UUID | None = None
+    ) -> list[StoredAdapter]:
+        """The adapters of these projects, or of all of the tenant, that follow `after`, the newest first. Raises
+        DatabaseUnavailable."""
+        query = select(adapter).where(_OF.tenant_id == tenant_id, self._there())
+        if projects is not None:
+            query = query.where(_OF.project_id.in_(projects))
+        if after is not None:
+            query = query.where(_OF.id < after)
+        async with self._database.reading() as session:
+            rows = (await session.execute(query.order_by(_OF.id.desc()).limit(limit))).all()
+        return [_stored(row._asdict()) for row in rows]
+
+    async def of_digests(self, keys: Collection[tuple[UUID, str]]) -> dict[tuple[UUID, str], StoredAdapter]:
+        """The adapters of these projects with these digests, by both; of several the oldest. Raises
+        DatabaseUnavailable."""
+        # all tenants: a replica holds adapters of several
+        query = select(adapter).where(_OF.digest.in_({digest for _, digest in keys})).order_by(_OF.id.desc())
+        async with self._database.reading() as session:
+            rows = (await session.execute(query)).all() if keys else []
+        found = {(row.project_id, row.digest): _stored(row._asdict()) for row in rows}
+        return {key: found[key] for key in keys if key in found}
 
     async def all(self, tenant_id: UUID, project_id: UUID) -> list[StoredAdapter]:
         """All of a project's adapters, the newest first. Raises DatabaseUnavailable."""
@@ -101,6 +131,13 @@ class AdapterStore:
         async with self._database.reading() as session:
             rows = (await session.execute(query.order_by(_OF.id.desc()))).all()
         return [_stored(row._asdict()) for row in rows]
+
+    async def count_by_model(self) -> dict[str, int]:
+        """How many adapters all projects have of each served model. Raises DatabaseUnavailable."""
+        # all tenants: for who operates the fleet
+        query = select(_OF.model, func.count()).where(self._there()).group_by(_OF.model)
+        async with self._database.reading() as session:
+            return {row[0]: row[1] for row in await session.execute(query)}
 
     async def reader(self, tenant_id: UUID, project_id: UUID, id_: UUID, size: int) -> ContentReader:
         """What reads the content of an adapter, of `size` bytes. Raises ScopeKeyUnreadable, DatabaseUnavailable."""
@@ -126,11 +163,11 @@ class AdapterStore:
         await self.files.discard(id_)
         return gone
 
-    async def has_digest(self, digest: str) -> bool:
-        """Whether any project still has an adapter of this digest. Raises DatabaseUnavailable."""
-        # all tenants: equal contents are one adapter to a replica
+    async def has_digest(self, tenant_id: UUID, project_id: UUID, digest: str) -> bool:
+        """Whether the project still has an adapter of this digest. Raises DatabaseUnavailable."""
+        own = (_OF.tenant_id == tenant_id, _OF.project_id == project_id)
         async with self._database.reading() as session:
-            return bool(await session.scalar(select(exists().where(_OF.digest == digest))))
+            return bool(await session.scalar(select(exists().where(*own, _OF.digest == digest))))
 
     async def _one(self, *where: ColumnElement[bool]) -> StoredAdapter | None:
         # all tenants: who asks gives the tenant's condition

@@ -1,4 +1,5 @@
-"""The tables of files, of room kept for those to come, of uploads in parts, and of the adapters that are files.
+"""The tables of files, of room kept for those to come, of uploads in parts, and of the adapters that are files, with
+how long replicas had them ready.
 
 Content lies in blobs.
 """
@@ -96,3 +97,23 @@ adapter = Table(
 )
 """A project's adapter of a served model, under a name that is its own there. Its content is the file of its id, of the
 purpose `message_batch`, so that nobody is shown it; without that file it is gone. `facts` are JSON: what it changes."""
+
+adapter_residency = Table(
+    "adapter_residency",
+    Base.metadata,
+    Column("replica", Text, primary_key=True),
+    Column("epoch", Count, primary_key=True, autoincrement=False),
+    Column("hour", Count, primary_key=True, autoincrement=False),
+    Column("project_id", Id, primary_key=True),
+    Column("digest", Text, primary_key=True),
+    Column("tenant_id", Id, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("base", Text, nullable=False),
+    Column("milliseconds", Count, nullable=False),
+    Index(None, "hour"),
+    CheckConstraint("milliseconds BETWEEN 0 AND 3600000", name="milliseconds"),
+    **STRICT,
+)
+"""How long a replica, in one run of it (`epoch`), had a project's adapter ready in an hour (its first instant). A count
+only grows, so that of several reports the highest counts. `model` is what requests asked for, of the served model
+`base`. A row goes once its hour is recorded for billing."""

@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import uuid
 from collections.abc import Callable, Iterable, Sized
+from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from billing.spool.gateway_epochs import EpochKeeper
     from billing.spool.spool import Spool
     from file_store.blobs import Blobs
+    from gateway.adapters.residency_recorder import ResidencyRecorder
     from gateway.admission.prepared_request import Payer
     from gateway.fleet.fleet import Fleet
     from gateway.limits.limiter import Limiter
@@ -154,10 +156,13 @@ class Gateway:
         from billing.reservation.hooked_holds import HookedHolds
         from billing.service_levels.service_hours import ServiceHours
         from billing.spool.gateway_epochs import EpochKeeper
+        from file_store.adapter_residency import AdapterResidency
         from file_store.adapters import AdapterStore
         from file_store.store import FileStore
         from file_store.uploads import UploadStore
         from gateway.adapters.adapted_models import AdaptedModels
+        from gateway.adapters.checking import MOST_CHECKS
+        from gateway.adapters.residency_recorder import ResidencyRecorder
         from gateway.admission.admission import Admission
         from gateway.admission.cache_leases import LeaseHook
         from gateway.admission.fair_threads import FairThreads
@@ -243,6 +248,12 @@ class Gateway:
         if services.scope_keys is not None and services.blobs is not None:
             self.files = FileStore(services.database, services.scope_keys, services.blobs, services.options.file_quota)
             self.uploads, self.adapters = UploadStore(self.files), AdapterStore(self.files)
+        self.residency: ResidencyRecorder | None = None
+        if self.adapters is not None:
+            residency = AdapterResidency(services.database)
+            self.residency = ResidencyRecorder(services.fleet.links, self.adapters, residency)
+        self.adapter_checks = asyncio.Semaphore(MOST_CHECKS)
+        """Adapters that are uploaded wait for each other here."""
         self.adapted_models = AdaptedModels(services.models, self.adapters, services.fleet.adapters)
         self.admission = Admission(
             epoch,
@@ -389,6 +400,8 @@ class Gateway:
             self._tasks.start(self.keyed_requests.beat())
         if self.batches is not None:
             self._tasks.start(self.batches.run())
+        if self.residency is not None:
+            self._tasks.start(self.residency.run())
 
     async def _probe_dependencies(self) -> None:
         """Tell the metrics, again and again, whether the database and the bus answer."""
@@ -460,6 +473,9 @@ class Gateway:
         await self.attempts.stop()
         await self.orphaned_holds.stop()
         await self.recovery.stop()
+        if self.residency is not None:
+            with suppress(DatabaseUnavailable):  # what is not passed on is not billed
+                await self.questions.wait(self.residency.pass_on())
         await self.services.fleet.stop()
         await self.leased_blocks.stop()
         await self.confirmations.close()

@@ -26,7 +26,7 @@ def verdict_on(content: bytes, base: str, model: Path) -> dict[str, Any]:
     """What there is to say of an adapter's content, or which field of it is refused and why."""
     try:
         file = read_packed(content, base)
-        check_shapes(file, _configuration(model))
+        check_shapes(file, configuration(model))
     except AdapterRefused as error:
         return {"field": error.field, "problem": error.problem}
     layers = {name.split(".layers.")[1].split(".")[0] for name in file.modules}
@@ -75,7 +75,8 @@ def check_shapes(file: AdapterFile, config: Mapping[str, Any]) -> None:
             raise AdapterRefused(name, problem)
 
 
-def _configuration(model: Path) -> Mapping[str, Any]:
+def configuration(model: Path) -> Mapping[str, Any]:
+    """What the configuration of a model says, or that of its language part. Raises OSError, ValueError."""
     content = json.loads(read_document(model / "config.json"))
     nested = content.get("text_config")
     return content | nested if isinstance(nested, dict) else content  # type: ignore[no-any-return]

@@ -68,6 +68,14 @@ HELP = {
         )
         for what in ("drafted", "accepted")
     },
+    "turnpike_engine_adapter_slots": "Adapters that may be ready at a time; 0 where none are computed",
+    "turnpike_engine_adapters_in_slots": "Adapters that are ready, or about to be",
+    "turnpike_engine_adapters_in_host_memory": "Adapters that the replica has, ready or not",
+    "turnpike_engine_adapters_host_bytes": "Bytes of these in host memory",
+    "turnpike_engine_adapter_waiting_requests": "Requests that wait for their adapter to be ready",
+    "turnpike_engine_adapter_loads_total": "Adapters that were made ready, from host memory",
+    "turnpike_engine_adapter_load_seconds_total": "Time that this took, beside steps",
+    "turnpike_engine_adapter_evictions_total": "Adapters that gave their slot to another one",
     "turnpike_engine_swaps_total": "Preemptions that kept the KV in host memory",
     "turnpike_engine_evicted_blocks_total": "Cached KV blocks that were evicted",
     "turnpike_engine_service_seconds_total": "Engine time given to flows by this replica",

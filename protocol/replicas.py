@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 import msgspec
 
+from protocol.adapters import ResidentAdapter
 from protocol.message import Message, Value
 
 BOUNDED_SCOPES_VERSION = 4
@@ -209,7 +210,8 @@ class Heartbeat(Message, frozen=True, tag="Beat"):
 
     `steps` must grow while work exists (E3). `running` and `waiting` (by lane) count requests. `service` is cumulative
     engine time in µs per `lane/flow`; a total that falls has begun again from 0. `cache` is a digest of the prefixes
-    that the replica holds, for routing. `metrics` are its counters and gauges by Prometheus name.
+    that the replica holds, for routing. `metrics` are its counters and gauges by Prometheus name. `adapters` are those
+    that have a slot, or had one lately.
     """
 
     steps: int
@@ -219,3 +221,4 @@ class Heartbeat(Message, frozen=True, tag="Beat"):
     service: dict[str, int] = msgspec.field(default_factory=dict)
     cache: bytes = b""
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    adapters: tuple[ResidentAdapter, ...] = ()

@@ -212,7 +212,7 @@ class Generate(Message, frozen=True, tag="Generate"):
     traceparent: str = ""
     """The gateway's span of the request (`protocol.trace_context`), for the replica's logs. Empty: it is not traced."""
     adapter: str = ""
-    """The digest of the adapter that changes the model for it; empty for the model itself. A replica that lacks it asks
+    """The name of the adapter that changes the model for it; empty for the model itself. A replica that lacks it asks
     its gateway (`protocol.adapters`)."""
 
     def received(self, now: float) -> Generate:

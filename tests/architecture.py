@@ -126,7 +126,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
     "waterfall": ("marks", "record", "bars", "tables", "store", "writer", "refused_requests", "refused_writer"),
     "tracing": ("names", "options", "spans", "otlp", "exporter"),
     "webhooks": ("addresses", "signing", "tables", "endpoints", "sending", "dispatch"),
-    "file_store": ("tables", "blobs", "sealed_content", "store", "uploads", "adapters"),
+    "file_store": ("tables", "blobs", "sealed_content", "store", "uploads", "adapters", "adapter_residency"),
     "batch_store": ("tables", "records", "store", "running"),
     "response_store": ("tables", "records", "sealing", "policies", "store", "running", "idempotency"),
     "engine": (
@@ -217,6 +217,7 @@ TENANT_TABLES = frozenset(
         *("payment_dispute", "finance_task", "payment_reminder", "reminder_policy"),
         *("stored_response", "stored_response_events", "response_policy", "idempotency_claim"),
         *("stored_file", "file_reservation", "upload", "upload_part", "batch", "batch_line", "batch_part", "adapter"),
+        "adapter_residency",
         *("receipt_day", "receipt_policy"),
     )
 )
@@ -252,12 +253,22 @@ UNAUDITED_TABLES = frozenset(
         # written with every request, or by rules that are recorded where they are set
         *("usage_fact", "usage_traits", "usage_batch", "usage_chain", "rollup_hour", "refused_settlement", "outbox"),
         "service_hour",
-        *("hold_batch", "ended_hold", "budget_charge", "budget_window", "storage_event", "lease_storage_hour"),
+        *(
+            "hold_batch",
+            "ended_hold",
+            "budget_charge",
+            "budget_window",
+            "storage_event",
+            "residency_event",
+            "lease_storage_hour",
+        ),
+        "residency_event",
         *("lease", "ended_lease", "lease_tag", "lease_blocks"),
         *("cache_request", "cache_prefix", "cache_day", "cache_history_day", "request_waterfall", "refused_request"),
         *("stored_response", "stored_response_events", "idempotency_claim"),
         # that a client adds or removes one is recorded; how the work of a batch goes on is not
         *("stored_file", "file_reservation", "upload", "upload_part", "batch", "batch_line", "batch_part", "adapter"),
+        "adapter_residency",
         *("replica_journal", "journal_of_epoch", "webhook_delivery", "webhook_attempt", "recon_run"),
         # written by money transactions, beside what is recorded
         *(

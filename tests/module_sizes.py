@@ -57,6 +57,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     ),
     "a question that a database is asked": ("billing/holds/age.py", "storage/database/server_facts.py"),
     "one rule that several paths must keep alike": (
+        "gateway/adapters/resident_adapters.py",
         *("gateway/batches/line_pace.py", "gateway/batches/batch_notes.py"),
         "billing/accounts/idempotency.py",
         *("engine/scheduling/flow_turns.py", "model_files/context_length.py"),
@@ -79,6 +80,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         *("gateway/admission/request_size.py", "gateway/kept_responses/earlier_items.py"),
     ),
     "work of another thread or moment than that of its only user": (
+        "turnpike/processes/adapter_upkeep.py",
         "gateway/batches/line_queue.py",
         "engine/startup/warm_up.py",
         "engine/kernels/block_sums.py",

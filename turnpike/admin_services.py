@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from billing.prices.price_books import PriceBooks
     from billing.rating.contract_store import Contracts
     from billing.reservation.hold_service import HoldService
+    from file_store.adapters import AdapterStore
     from file_store.store import FileStore
     from gateway.services import GatewayOptions
     from storage.bus import Bus
@@ -136,6 +137,13 @@ class AdminServices:
 
         keys = ScopeKeys(self.database, self.secrets.master_key)
         return FileStore(self.database, keys, FolderBlobs(self.settings.files), self.settings.file_quota)
+
+    @cached_property
+    def adapters(self) -> AdapterStore:
+        """The adapters of projects."""
+        from file_store.adapters import AdapterStore
+
+        return AdapterStore(self.files)
 
     @cached_property
     def prices(self) -> PriceCatalog:

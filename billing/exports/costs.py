@@ -12,11 +12,10 @@ from sqlalchemy import func, select
 from billing.calendar import period_bounds
 from billing.events.rollups import HOUR, SUMS
 from billing.exports.datasets import Column, Dataset, ExportQuery, ExportSnapshot, Row
+from billing.rating.hourly_meters import HOURLY_METERS, HourlyMeter, hourly_line, hourly_sums, hourly_units
 from billing.rating.lines import RatedLine
-from billing.rating.storage_hours import storage_line, storage_sums, storage_units
 from billing.rating.usage_lines import lines_of, usage_group
 from billing.tables.money import rollup_hour
-from billing.tables.prices import storage_event
 
 DAY = 24 * HOUR
 _OF = rollup_hour.c
@@ -75,25 +74,25 @@ async def taken_back(snapshot: ExportSnapshot, wanted: ExportQuery, tenant_id: U
     return back
 
 
-async def _rated_storage(
-    snapshot: ExportSnapshot, wanted: ExportQuery
+async def _rated_hours(
+    snapshot: ExportSnapshot, wanted: ExportQuery, meter: HourlyMeter
 ) -> AsyncIterator[list[tuple[Any, str, RatedLine]]]:
-    """Yields portions of (group, currency, line) of cache storage: a project's of a model in a day, at one price
+    """Yields portions of (group, currency, line) of an hourly meter: a project's of a model in a day, at one price
     version, ordered by tenant, day, project, model and version."""
-    event = storage_event.c
+    event = meter.events.c
     where = [event.period == wanted.period]
     if wanted.tenant_id is not None:  # else all tenants: an export of the whole installation
         where.append(event.tenant_id == wanted.tenant_id)
     start = (event.hour - event.hour % DAY).label("start")
     by = ("tenant_id", "project_id", "model", "price_version")
     order = (event.tenant_id, start, event.project_id, snapshot.in_order(event.model), event.price_version)
-    query = storage_sums(by, *where, also=[start]).order_by(None).order_by(*order)
+    query = hourly_sums(meter, by, *where, also=[start]).order_by(None).order_by(*order)
     async for portion in snapshot.portions(query):
         rated = []
         for row in portion:
             version = await snapshot.prices.version(row.price_version)
             span = (row.start, row.start + DAY)
-            line = storage_line(version, row.project_id, row.model, storage_units(row), span)
+            line = hourly_line(meter, version, row.project_id, row.model, hourly_units(row), span)
             rated.append((row, version.currency, line))
         yield rated
 
@@ -101,8 +100,9 @@ async def _rated_storage(
 async def _rows(snapshot: ExportSnapshot, wanted: ExportQuery) -> AsyncIterator[Sequence[Row]]:
     async for rated in rated_groups(snapshot, wanted, DAY):
         yield _cells(wanted, rated)
-    async for rated in _rated_storage(snapshot, wanted):
-        yield _cells(wanted, rated)
+    for meter in HOURLY_METERS:
+        async for rated in _rated_hours(snapshot, wanted, meter):
+            yield _cells(wanted, rated)
 
 
 def _cells(wanted: ExportQuery, rated: Sequence[tuple[Any, str, RatedLine]]) -> list[Row]:
@@ -133,7 +133,7 @@ def _cells(wanted: ExportQuery, rated: Sequence[tuple[Any, str, RatedLine]]) -> 
 COSTS = Dataset(
     name="costs",
     title="Costs",
-    about="one row for each day, project, key, model, lane, context tier, price version and meter; cache storage too",
+    about="one row for each day, project, key, model, lane, context tier, price version and meter; hourly meters too",
     columns=(
         Column("date", "date", "day in UTC"),
         Column("period", "text", "billing period"),
@@ -141,13 +141,13 @@ COSTS = Dataset(
         Column("tenant", "text"),
         Column("project_id", "id"),
         Column("project", "text"),
-        Column("key_id", "id", "API key that asked; empty for cache storage"),
+        Column("key_id", "id", "API key that asked; empty for what is counted by the hour"),
         Column("model", "text", "served model"),
-        Column("lane", "text", "interactive, standard or batch; empty for cache storage"),
+        Column("lane", "text", "interactive, standard or batch; empty for what is counted by the hour"),
         Column("context_from", "integer", "where the context tier begins, in tokens"),
         Column("price_version", "integer"),
         Column("meter", "text", "what was used"),
-        Column("units", "integer", "tokens; of cache storage token-seconds"),
+        Column("units", "integer", "tokens; of cache storage token-seconds, of ready adapters thousandths of an hour"),
         Column("price_per_million", "price", "price of 1,000,000 units"),
         Column("currency", "text"),
         Column("cost", "money", "units × price, exactly"),

@@ -35,6 +35,7 @@ from billing.tables.prices import (
     price_row,
     price_sheet,
     price_version,
+    residency_event,
     storage_event,
 )
 from billing.tables.receipts import receipt_day
@@ -138,6 +139,11 @@ FORMS: dict[tuple[str, int], SealForm] = {
             storage_event,
             ("tenant_id", "period", "hour", "project_id", "model"),
             ("tenant_id", "period", "hour", "project_id", "model", "price_version", "token_seconds", "cost_pico"),
+        ),
+        SealForm(
+            residency_event,
+            ("tenant_id", "period", "hour", "project_id", "model"),
+            ("tenant_id", "period", "hour", "project_id", "model", "price_version", "millihours", "cost_pico"),
         ),
         SealForm(
             invoice_payment,

@@ -19,7 +19,7 @@ from billing.rating.lines import LineKind, RatedLine
 from billing.usage import METERS
 from storage.database.base import from_instant
 
-_UNITS = {"usage": "tokens", "storage": "token-seconds"}
+_UNITS = {"usage": "tokens", "storage": "token-seconds", "residency": "millihours"}
 _KINDS = get_args(LineKind)
 
 

@@ -1,7 +1,7 @@
 """Drill-down of an invoice line: its days, the hours of a day, the requests of an hour.
 
 Every level adds up exactly to the level above: all read one view, and the amount is units × price at each level. A line
-of cache storage has days and hours.
+of what is counted by the hour has days and hours.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import msgspec
 from sqlalchemy import Select, func, null, select
 
 from billing.invoices.store import InvoiceRecord
+from billing.rating.hourly_meters import HOURLY_METERS, HourlyMeter
 from billing.tables.invoices import invoice_line, invoice_usage
-from billing.tables.prices import storage_event
 from storage.database.database import Database
 
 DAY, HOUR = 86_400_000_000, 3_600_000_000
-OPENED = ("usage", "storage")
+OPENED = ("usage", *(meter.kind for meter in HOURLY_METERS))
 """Kinds of lines that have a drill-down."""
 
 
@@ -113,9 +113,9 @@ def _of(record: InvoiceRecord, line: int) -> tuple[Any, ...]:
     return view.tenant_id == record.tenant_id, view.invoice_id == record.id, view.n == line
 
 
-def _stored(record: InvoiceRecord, line: int) -> Select[Any]:
-    """The hours of a line of cache storage."""
-    billed, stored = invoice_line.c, storage_event.c
+def _by_hour(record: InvoiceRecord, line: int, meter: HourlyMeter) -> Select[Any]:
+    """The hours of a line of an hourly meter."""
+    billed, stored = invoice_line.c, meter.events.c
     same_hours = (
         (stored.tenant_id == billed.tenant_id)
         & (stored.period == billed.period)
@@ -130,12 +130,12 @@ def _stored(record: InvoiceRecord, line: int) -> Select[Any]:
             (stored.hour - stored.hour % DAY).label("day"),
             stored.hour,
             *(null().label(name) for name in ("request_id", "corrects")),
-            stored.token_seconds.label("units"),
+            meter.units.label("units"),
             billed.price_micro,
         )
-        .join_from(invoice_line, storage_event, same_hours)
+        .join_from(invoice_line, meter.events, same_hours)
         .where(billed.tenant_id == record.tenant_id, billed.invoice_id == record.id, billed.n == line)
-        .where(billed.kind == "storage", billed.of == 0)
+        .where(billed.kind == meter.kind, billed.of == 0)
     )
 
 
@@ -146,7 +146,7 @@ async def _slices(
     used = select(*(invoice_usage.c[name] for name in names)).where(*_of(record, line))
     if day is not None:  # so that the index by admission is used
         used = used.where(invoice_usage.c.admitted_at >= day, invoice_usage.c.admitted_at < day + DAY)
-    view = used.union_all(_stored(record, line)).subquery().c
+    view = used.union_all(*(_by_hour(record, line, meter) for meter in HOURLY_METERS)).subquery().c
     query = (
         select(
             view[width], func.count(view.request_id), func.count(view.corrects), func.sum(view.units), view.price_micro

@@ -36,12 +36,12 @@ from billing.invoices.store import (
 )
 from billing.prices import PriceCatalog
 from billing.rating.commitment_accounts import find_unasked
+from billing.rating.hourly_meters import HOURLY_METERS
 from billing.rating.schedules import read_schedule
 from billing.receipts.day_files import close_days, closed_days
 from billing.tables.books import billing_period
 from billing.tables.invoices import ISSUED, invoice, number_series
 from billing.tables.money import rollup_hour
-from billing.tables.prices import storage_event
 from billing.transaction.opening import money_transaction_in
 from billing.usage import METERS
 from storage.database.database import Database
@@ -201,7 +201,8 @@ async def _check_order(session: AsyncSession, tenant_id: UUID, period: str) -> N
         raise PeriodNotClosed(f"{period} is not closed; `turnpike periods list` shows why")
     invoiced = select(invoice.c.period).where(invoice.c.tenant_id == tenant_id, ISSUED)
     has_units = or_(*(rollup_hour.c[meter] != 0 for meter in METERS))
-    for table, is_billable in ((rollup_hour, has_units), (storage_event, storage_event.c.cost_pico > 0)):
+    hourly = [(meter.events, meter.events.c.cost_pico > 0) for meter in HOURLY_METERS]
+    for table, is_billable in ((rollup_hour, has_units), *hourly):
         row = table.c
         to_bill = select(row.period).where(row.tenant_id == tenant_id, row.period < period, is_billable)
         earlier = await session.scalar(to_bill.where(row.period.not_in(invoiced)).order_by(row.period).limit(1))

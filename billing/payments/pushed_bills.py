@@ -14,6 +14,7 @@ from billing.invoices.rendering.presentation import meter_name
 from billing.invoices.store import InvoiceRecord
 from billing.money import format_minor
 from billing.payments.provider import DocumentLine, InvoiceFact, PushedBill
+from billing.usage import METERS
 
 LEAST_COLLECTED = {
     **dict.fromkeys(("USD", "EUR", "CHF", "CAD", "AUD", "JPY", "NZD", "SGD"), 50),
@@ -69,7 +70,8 @@ def _text(line: InvoiceLine) -> str:
     """A line in words: what was used, of which project."""
     if not line.meter:
         return line.text
-    parts = [line.project, line.model, meter_name(line.meter), line.lane, f"{line.units} {line.unit}"]
+    what = (line.model, meter_name(line.meter)) if line.meter in METERS else (line.text,)
+    parts = [line.project, *what, line.lane, f"{line.units} {line.unit}"]
     corrected = [f"correction of {line.corrects}"] if line.corrects else []
     return ", ".join(part for part in (*parts, *corrected) if part.strip())
 

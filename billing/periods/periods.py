@@ -2,7 +2,7 @@
 
 A request belongs to the period in which it was admitted. A period can close when it is over, all earlier periods are
 closed, every hold of its requests has ended, no gateway has events of it in its spool
-(`billing.spool.gateway_epochs`), and the storage of each of its hours is recorded. Usage that arrives later is booked
+(`billing.spool.gateway_epochs`), and hourly meters have recorded its hours. Usage that arrives later is booked
 in the period that is open then; `admitted_at` and the rollup's hour still tell its own period. Who books in a period
 calls `closed_periods` of its money transaction first, which keeps the period from closing until that transaction ends.
 """
@@ -47,29 +47,29 @@ class Period(msgspec.Struct, frozen=True):
     root: bytes | None = None
 
 
-class StorageRecords(Protocol):
-    """What records the hours of cache storage. An interface, since billing knows no cache."""
+class HourlyRecords(Protocol):
+    """What records the hours of a meter. An interface, since billing knows neither cache nor adapters."""
 
     async def first_unrecorded(self, session: AsyncSession, before: int) -> int | None:
-        """The first hour before an instant whose storage may still be recorded; None if nothing is to come."""
+        """The first hour before an instant that may still be recorded; None if nothing is to come."""
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """What keeps a period that is over from closing. `storage`: the first hour whose storage is not recorded."""
+    """What keeps a period that is over from closing. `hour`: the first one that an hourly meter has not recorded."""
 
     open_holds: int
     epochs: Sequence[Epoch]
     earlier: Sequence[str]
-    storage: int | None = None
+    hour: int | None = None
 
     def reasons(self) -> list[str]:
         """The reasons, a line each; none if the period can close."""
         lines = [f"{period} is not closed yet" for period in self.earlier]
         if self.open_holds:
             lines.append(f"{counted(self.open_holds, 'open hold')} of requests that have not ended")
-        if self.storage is not None:
-            hour = from_instant(self.storage).isoformat(timespec="minutes")
-            what = f"storage of cached prompts is not recorded from {hour} on"
+        if self.hour is not None:
+            hour = from_instant(self.hour).isoformat(timespec="minutes")
+            what = f"what cached prompts and adapters take up is not recorded from {hour} on"
             lines.append(f"{what}; the worker records each hour, 25 h after its end at the latest")
         for epoch in self.epochs:
             oldest, seen = (from_instant(at).isoformat(timespec="seconds") for at in (epoch.watermark, epoch.seen_at))
@@ -113,12 +113,12 @@ async def moved_periods(money: MoneyTransaction, periods: Collection[str]) -> di
 class Periods:
     """The billing periods of a database. Methods raise DatabaseUnavailable.
 
-    `storage`: closing waits for its hours; None where no prompt is cached for money.
+    `hourly`: closing waits for their hours.
     """
 
-    def __init__(self, database: Database, storage: StorageRecords | None = None) -> None:
+    def __init__(self, database: Database, *hourly: HourlyRecords) -> None:
         self._database = database
-        self._storage = storage
+        self._hourly = hourly
 
     async def list(self) -> list[Period]:
         """All stored periods, oldest first."""
@@ -223,11 +223,12 @@ class Periods:
         open_holds = select(func.coalesce(func.sum(batch.open), 0))
         open_holds = open_holds.where(batch.admitted_at >= starts_at, batch.admitted_at < ends_at)
         earlier = select(billing_period.c.period).where(billing_period.c.period < period)
+        hours = [await records.first_unrecorded(session, ends_at) for records in self._hourly]
         return Waiting(
             (await session.execute(open_holds)).scalar_one(),
             await epochs_before(session, ends_at),
             list(await session.scalars(earlier.where(billing_period.c.state != "closed").order_by("period"))),
-            None if self._storage is None else await self._storage.first_unrecorded(session, ends_at),
+            min((hour for hour in hours if hour is not None), default=None),
         )
 
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 import msgspec
 
 from billing.money import MICRO, PICO, InvalidPrice, format_pico, parse_price
-from billing.prices.version import ALWAYS_PRICED, EVERY_LANE, LANES, STORAGE, Cell, Rows
+from billing.prices.version import ALWAYS_PRICED, EVERY_LANE, HOURLY, LANES, STORAGE, Cell, Rows
 from billing.usage import AUTOMATIC, LEASE_CLASSES, METERS
 
 LOWEST_PRICE, HIGHEST_PRICE = 100, 10_000 * MICRO
@@ -32,7 +32,7 @@ def label(cell: Cell) -> str:
 def in_order(rows: Rows) -> list[tuple[Cell, int]]:
     """The rows ordered by lane (`*` first), tier and meter."""
     lanes = {lane: n for n, lane in enumerate((EVERY_LANE, *LANES))}
-    meters = {meter: n for n, meter in enumerate((*METERS, STORAGE))}
+    meters = {meter: n for n, meter in enumerate((*METERS, *HOURLY))}
     return sorted(rows.items(), key=lambda row: (lanes.get(row[0][1], 9), row[0][2], meters.get(row[0][0], 99)))
 
 
@@ -66,8 +66,8 @@ def times(micro: int, factor: Fraction, meter: str) -> int:
 def check_rows(rows: Rows, *, whole: bool) -> None:
     """Raise InvalidPrice naming the meter unless the rows are valid: as a whole grid (`whole`), or as overrides."""
     for (meter, lane, context_from), micro in rows.items():
-        if meter == STORAGE:
-            _check_storage(lane, context_from, micro)
+        if meter in HOURLY:
+            _check_hourly(meter, lane, context_from, micro)
             continue
         if meter not in METERS:
             raise InvalidPrice(meter, "there is no such meter")
@@ -87,7 +87,7 @@ def _check_complete(rows: Rows) -> None:
         if (meter, EVERY_LANE, 0) not in rows:
             raise InvalidPrice(meter, "it is missing, and any request may use it")
     meters = {meter for meter, _, _ in rows}
-    lanes = {lane for _, lane, _ in rows}  # storage adds none: its lane is `*`
+    lanes = {lane for _, lane, _ in rows}  # hourly meters add none: their lane is `*`
     tiers = {context_from for _, _, context_from in rows}
     for meter in METERS:
         for lane in lanes:
@@ -96,10 +96,10 @@ def _check_complete(rows: Rows) -> None:
                     raise InvalidPrice(meter, f"missing: {label((meter, lane, context_from))}; a grid has no gaps")
 
 
-def _check_storage(lane: str, context_from: int, micro: int) -> None:
+def _check_hourly(meter: str, lane: str, context_from: int, micro: int) -> None:
     if (lane, context_from) != (EVERY_LANE, 0):
-        raise InvalidPrice(STORAGE, "it has one price for all lanes and context tiers")
-    if micro % 3600:
+        raise InvalidPrice(meter, "it has one price for all lanes and context tiers")
+    if meter == STORAGE and micro % 3600:
         raise InvalidPrice(
             STORAGE, f"{amount(micro)} is not a multiple of 0.0036, so a token-second has no whole price"
         )
@@ -173,7 +173,7 @@ def derived(rows: Rows, factors: Mapping[str, Fraction]) -> dict[Cell, int]:
             if place not in LANES and not (place.isascii() and place.isdecimal()):
                 raise InvalidPrice(place, f"neither a meter, nor a lane ({', '.join(LANES)}), nor a number of tokens")
             for (meter, lane, tier), micro in source.items():
-                if lane == EVERY_LANE and meter != STORAGE and (which is lanes or tier == 0):
+                if lane == EVERY_LANE and meter not in HOURLY and (which is lanes or tier == 0):
                     factor = which.get(f"{place}:{meter}", which.get(place, Fraction(1)))
                     cell = (meter, place, tier) if which is lanes else (meter, lane, int(place))
                     found[cell] = times(micro, factor, meter)

@@ -25,8 +25,13 @@ ALWAYS_PRICED = ("uncached", "read_automatic", "output")
 STORAGE = "storage"
 """The meter of cache storage, priced per million token-hours, with one price for all lanes and context tiers.
 
-It is none of METERS: no request counts it, and `billing.rating.storage_hours` rates it from the hours of leases.
+It is none of METERS: no request counts it, and `billing.rating.hourly_meters` rates it from the hours of leases.
 """
+RESIDENT = "resident"
+"""The meter of adapters that replicas keep ready, priced for 1,000 hours (a million thousandths of an hour), likewise
+with one price. It is rated from the hours that replicas report."""
+HOURLY = (STORAGE, RESIDENT)
+"""The meters that are counted by the hour, and not by the request."""
 
 Cell: TypeAlias = tuple[str, str, int]
 """The place of a price: meter, lane, lower bound of the context tier in tokens of the prompt."""

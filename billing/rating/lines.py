@@ -10,7 +10,9 @@ import msgspec
 from billing.money import MICRO, format_amount
 from storage.free_text import counted
 
-LineKind = Literal["usage", "storage", "discount", "minimum", "commitment", "credit", "adjustment", "carry", "advance"]
+LineKind = Literal[
+    "usage", "storage", "residency", "discount", "minimum", "commitment", "credit", "adjustment", "carry", "advance"
+]
 """In the order of documents."""
 
 

@@ -1,4 +1,4 @@
-"""Rating a tenant's period: lines of usage and storage, and the lines that the contract's terms add.
+"""Rating a tenant's period: lines of usage and of hourly meters, and the lines that the contract's terms add.
 
 What a commitment asks for and pays is not among them: that follows from the invoices that were issued until now
 (`billing.rating.commitments`), and is added where an invoice is composed.
@@ -14,9 +14,9 @@ from billing.rating.applying import apply_terms, total_before_minimum
 from billing.rating.commitment_accounts import read_commitment_lines, read_sent_periods
 from billing.rating.commitments import CommitmentMonth, preview
 from billing.rating.contract_store import Contracts
+from billing.rating.hourly_meters import HOURLY_METERS, hourly_lines
 from billing.rating.lines import RatedLine
 from billing.rating.schedules import Schedule, read_schedule
-from billing.rating.storage_hours import storage_lines
 from billing.rating.terms import ContractTerms
 from billing.rating.usage_lines import SumSource, usage_lines
 from storage.database.database import Database
@@ -25,7 +25,7 @@ from storage.database.database import Database
 async def rated_lines(
     database: Database, catalog: PriceCatalog, tenant_id: UUID, period: str, *, source: SumSource = "rollups"
 ) -> list[RatedLine]:
-    """The lines of one tenant's period: usage, then storage, then terms. Raises as `usage_lines` does."""
+    """The lines of one tenant's period: usage, then hourly meters, then terms. Raises as `usage_lines` does."""
     terms = await Contracts(database, catalog).terms_of(tenant_id, period)
     lines = await _used(database, catalog, tenant_id, period, source)
     return lines + apply_terms(lines, terms, period)
@@ -63,4 +63,6 @@ async def _used(
     database: Database, catalog: PriceCatalog, tenant_id: UUID, period: str, source: SumSource
 ) -> list[RatedLine]:
     lines = await usage_lines(database, catalog, tenant_id, period, source=source)
-    return lines + await storage_lines(database, catalog, tenant_id, period)
+    for meter in HOURLY_METERS:
+        lines += await hourly_lines(database, catalog, tenant_id, period, meter)
+    return lines

@@ -1,6 +1,6 @@
-"""The cost report: usage and cache storage by day, divided by meter, each part at the price at which it was billed.
+"""The cost report: usage and hourly meters by day, divided by meter, each part at the price at which it was billed.
 
-The parts add up exactly to the cost of the events, which rating checks. An hour of storage counts at its beginning, and
+The parts add up exactly to the cost of the events, which rating checks. An hour of these counts at its beginning, and
 belongs to no key and no lane.
 """
 
@@ -14,17 +14,16 @@ import msgspec
 
 from billing.events.rollups import HOUR, counted_at, counted_within
 from billing.prices import PriceCatalog
+from billing.rating.hourly_meters import HOURLY_METERS, HourlyMeter, hourly_line, hourly_sums, hourly_units
 from billing.rating.lines import RatedLine
-from billing.rating.storage_hours import storage_line, storage_sums, storage_units
 from billing.rating.usage_lines import GROUPS, UsageGroup, lines_of
 from billing.reports.usage_report import Group, InvalidReport, Result, UsageBucket, usage_buckets
-from billing.tables.prices import storage_event
 from storage.database.database import Database
 from storage.database.sql_arrays import one_of
 
 CostGroup = Literal["project_id", "api_key_id", "model", "lane", "meter"]
 LineItem: TypeAlias = tuple[str, str, str]
-"""Model, lane ("" for storage) and meter."""
+"""Model, lane ("" for what is counted by the hour) and meter."""
 _GroupLine: TypeAlias = tuple[dict[str, Any], str, RatedLine]
 """What a line may be grouped by, its currency, and the line."""
 LIMITS = (7, 180)
@@ -32,11 +31,11 @@ LIMITS = (7, 180)
 
 _GROUPS: tuple[str, ...] = get_args(CostGroup)
 _OF_NOBODY: dict[str, Any] = {"api_key_id": None, "lane": None}
-"""The groups of storage."""
+"""The groups of what is counted by the hour."""
 
 
 class CostLine(msgspec.Struct, frozen=True):
-    """The cost of one group of line items; `units` are tokens, of storage token-seconds. `group` has the fields that
+    """The cost of one group of line items; `units` are tokens, or those of an hourly meter. `group` has the fields that
     the report is grouped by."""
 
     group: dict[str, Any]
@@ -96,15 +95,15 @@ async def cost_buckets(
         limits=limits,
         page=page,
     )
-    stored: dict[int, list[Any]] = {}
+    by_hour: dict[int, list[tuple[HourlyMeter, Any]]] = {}
     if found.buckets and key_ids is None:
         low, high = max(start_at, found.buckets[0].start_at), found.buckets[-1].end_at
-        stored = await _stored(database, tenant_id, (low, high if end_at is None else min(high, end_at)), project_ids)
+        by_hour = await _by_hour(database, tenant_id, (low, high if end_at is None else min(high, end_at)), project_ids)
     buckets = []
     for bucket in found.buckets:
         sums: dict[tuple[Any, ...], CostLine] = {}
         lines = [line for result in bucket.results for line in await _usage_lines(prices, bucket, result)]
-        lines += [await _storage_line(prices, bucket, row) for row in stored.get(bucket.start_at, ())]
+        lines += [await _hourly_line(prices, bucket, *one) for one in by_hour.get(bucket.start_at, ())]
         for of, currency, line in lines:
             if line_items is not None and (line.model, line.lane or "", line.meter) not in line_items:
                 continue
@@ -117,28 +116,30 @@ async def cost_buckets(
     return CostPage(buckets, found.next_page)
 
 
-async def _stored(
+async def _by_hour(
     database: Database, tenant_id: UUID, span: tuple[int, int], project_ids: Sequence[UUID] | None
-) -> dict[int, list[Any]]:
-    """Sums of the tenant's storage by day, project, model and price version."""
-    event = storage_event.c
-    where = [event.tenant_id == tenant_id, counted_within(event.period, event.hour, *span)]
-    if project_ids is not None:
-        where.append(one_of(database, event.project_id, project_ids))
-    at = counted_at(event.period, event.hour, *span)
-    day = (at - at % (24 * HOUR)).label("day")
-    days: dict[int, list[Any]] = {}
+) -> dict[int, list[tuple[HourlyMeter, Any]]]:
+    """Sums of the tenant's hourly meters by day, project, model and price version."""
+    days: dict[int, list[tuple[HourlyMeter, Any]]] = {}
     async with database.reading() as session:
-        for row in await session.execute(storage_sums(("project_id", "model", "price_version"), *where, also=[day])):
-            days.setdefault(row.day, []).append(row)
+        for meter in HOURLY_METERS:
+            event = meter.events.c
+            where = [event.tenant_id == tenant_id, counted_within(event.period, event.hour, *span)]
+            if project_ids is not None:
+                where.append(one_of(database, event.project_id, project_ids))
+            at = counted_at(event.period, event.hour, *span)
+            day = (at - at % (24 * HOUR)).label("day")
+            sums = hourly_sums(meter, ("project_id", "model", "price_version"), *where, also=[day])
+            for row in await session.execute(sums):
+                days.setdefault(row.day, []).append((meter, row))
     return days
 
 
-async def _storage_line(prices: PriceCatalog, bucket: UsageBucket, row: Any) -> _GroupLine:
-    """The line of a row of `_stored`."""
+async def _hourly_line(prices: PriceCatalog, bucket: UsageBucket, meter: HourlyMeter, row: Any) -> _GroupLine:
+    """The line of a row of `_by_hour`."""
     span = (bucket.start_at, bucket.end_at)
     version = await prices.version(row.price_version)
-    line = storage_line(version, row.project_id, row.model, storage_units(row), span)
+    line = hourly_line(meter, version, row.project_id, row.model, hourly_units(row), span)
     return _OF_NOBODY | {"project_id": row.project_id, "model": row.model}, row.currency, line
 
 

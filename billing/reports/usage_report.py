@@ -24,10 +24,16 @@ from billing.events.rollups import (
     months_of,
 )
 from billing.money import format_pico
-from billing.rating.storage_hours import storage_cost, storage_sums, storage_units
+from billing.rating.hourly_meters import (
+    CACHE_STORAGE,
+    HOURLY_METERS,
+    HourlyMeter,
+    hourly_cost,
+    hourly_sums,
+    hourly_units,
+)
 from billing.rating.usage_lines import SumSource
 from billing.tables.money import price_version, rollup_hour, usage_event, usage_fact
-from billing.tables.prices import storage_event
 from billing.usage import METERS, UsageSum
 from storage.database.base import Count
 from storage.database.database import Database
@@ -56,8 +62,8 @@ class InvalidReport(ValueError):
 
 class MonthRow(msgspec.Struct, frozen=True):
     """One project's use of one model in a month: tokens by meter (those that are not 0), token-seconds of cached
-    prompts that were stored, and the exact cost of both. `drafted` tokens were verified beside these, of which
-    `accepted` ones are in the output: they cost nothing."""
+    prompts that were stored, thousandths of hours for which it was kept ready as an adapter, and the exact cost of all.
+    `drafted` tokens were verified beside these, of which `accepted` ones are in the output: they cost nothing."""
 
     tenant_id: UUID
     project_id: UUID
@@ -67,6 +73,7 @@ class MonthRow(msgspec.Struct, frozen=True):
     meters: dict[str, int]
     cost_pico: int
     stored: int = 0
+    resident: int = 0
     drafted: int = 0
     accepted: int = 0
 
@@ -164,12 +171,13 @@ async def usage_by_project_and_model(
         .group_by(*groups)
         .order_by(*groups)
     )
-    storage = storage_sums(
-        ("tenant_id", "project_id", "model"), *(storage_event.c[n] == v for n, v in wanted.items() if v is not None)
-    )
     async with database.reading() as session:
         rows = (await session.execute(query)).all()
-        stored = (await session.execute(storage)).all()
+        by_hour = []
+        for meter in HOURLY_METERS:
+            of = [meter.events.c[name] == value for name, value in wanted.items() if value is not None]
+            hours = hourly_sums(meter, ("tenant_id", "project_id", "model"), *of)
+            by_hour += [(meter, row) for row in await session.execute(hours)]
     months = [
         MonthRow(
             tenant_id=row.tenant_id,
@@ -184,17 +192,18 @@ async def usage_by_project_and_model(
         )
         for row in rows
     ]
-    return _with_storage(months, stored)
+    return _with_hours(months, by_hour)
 
 
-def _with_storage(months: Sequence[MonthRow], stored: Sequence[Any]) -> list[MonthRow]:
-    """Add what was stored of the same model in the same project."""
+def _with_hours(months: Sequence[MonthRow], by_hour: Sequence[tuple[HourlyMeter, Any]]) -> list[MonthRow]:
+    """Add what hourly meters counted of the same model in the same project."""
     rows = {(row.tenant_id, row.project_id, row.model, row.currency): row for row in months}
-    for row in stored:
+    for meter, row in by_hour:
         key = (row.tenant_id, row.project_id, row.model, row.currency)
-        units, cost = storage_units(row), storage_cost(row)
+        units, cost = hourly_units(row), hourly_cost(row)
         used = rows.get(key) or MonthRow(*key, requests=0, meters={}, cost_pico=0)
-        rows[key] = msgspec.structs.replace(used, cost_pico=used.cost_pico + cost, stored=used.stored + units)
+        changed = {"stored": used.stored + units} if meter is CACHE_STORAGE else {"resident": used.resident + units}
+        rows[key] = msgspec.structs.replace(used, cost_pico=used.cost_pico + cost, **changed)
     return [rows[key] for key in sorted(rows)]
 
 

@@ -169,3 +169,22 @@ storage_event = Table(
 )
 """What a project had stored of one model in one hour (its first instant), and what that costs. `period` is the billing
 period that it is booked in: its own, or, if that had closed, a later one."""
+
+residency_event = Table(
+    "residency_event",
+    Base.metadata,
+    Column("tenant_id", Id, primary_key=True),
+    Column("period", Text, primary_key=True),
+    Column("hour", Count, primary_key=True, autoincrement=False),
+    Column("project_id", Id, primary_key=True),
+    Column("model", Text, primary_key=True),
+    Column("price_version", Integer, nullable=False),
+    Column("millihours", Count, nullable=False),
+    Column("cost_pico", Count, nullable=False),
+    Index(None, "tenant_id", "hour", "project_id", "model", unique=True),
+    CheckConstraint("millihours >= 0", name="millihours"),
+    CheckConstraint("cost_pico >= 0", name="cost_pico"),
+    **STRICT,
+)
+"""How long replicas kept a project's adapter ready in one hour, in thousandths of an hour and added up over replicas,
+and what that costs. `model` is what requests ask for; the rest as in `storage_event`."""

@@ -24,12 +24,12 @@ from billing.verification.contracts import check_commitments, check_deferred, ch
 from billing.verification.einvoices import check_einvoices
 from billing.verification.events import check_costs, check_refused, check_sequences
 from billing.verification.findings import AuditContext, Finding, Progress
+from billing.verification.hourly_meters import check_hourly_meters
 from billing.verification.invoices import check_invoiced, check_invoices
 from billing.verification.ledger import check_ledger, check_rollups
 from billing.verification.receipts import check_receipts
 from billing.verification.recorded_rows import check_audit_log
 from billing.verification.seals import check_seals
-from billing.verification.storage_hours import check_storage
 from storage.database.database import Database
 
 Check = Callable[[AuditContext], Awaitable[None]]
@@ -41,7 +41,7 @@ OF_A_PERIOD: tuple[Check, ...] = (
     check_ledger,
     check_sequences,
     check_invoiced,
-    check_storage,
+    check_hourly_meters,
     check_receipts,
 )
 """Checks that can run on one billing period alone."""

@@ -1,4 +1,4 @@
-"""The adapters that a replica has in host memory, checked, by digest; the least recently used are given up first."""
+"""The adapters that a replica has in host memory, checked, by name; the least recently used are given up first."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from engine.scheduling.adapter_slots import AdapterSlots
 from model_files.adapter_config import AdapterRefused
 from model_files.adapter_file import AdapterFile, read_packed
 from prompt_cache.kv.block_keys import BLOCK_TOKENS, KeyFork
+from protocol.adapters import digest_of
 
 _MOST_REFUSALS = 1000
 
@@ -24,19 +25,15 @@ def in_a_thread(work: Callable[[], None]) -> None:
 
 
 class StoredAdapter:
-    """An adapter in host memory. Its weights are made when a slot is free for them."""
+    """An adapter in host memory, under its name. Its weights are made when a slot is free for them."""
 
-    def __init__(self, file: AdapterFile, load: Callable[[], object]) -> None:
+    def __init__(self, name: str, file: AdapterFile, load: Callable[[], object]) -> None:
         """`load`: makes its weights ready to be multiplied; it is called in other threads."""
+        self.name = name
         self.file = file
         self.load = load
         self.scopes: set[str] = set()
         """The scopes, by their owners, whose requests have named it: it goes with the last of them."""
-
-    @property
-    def digest(self) -> str:
-        """Its identity."""
-        return self.file.digest
 
     def acts_from(self, prompt: Sequence[int]) -> int | None:
         """From which position of the prompt on it acts: 0, or the beginning of the last sequence that invokes it, in
@@ -64,7 +61,7 @@ class InvokedAdapter:
     @property
     def key_fork(self) -> KeyFork:
         """Where the keys of the prompt's blocks become the adapter's."""
-        return KeyFork(self.start // BLOCK_TOKENS, self.adapter.digest)
+        return KeyFork(self.start // BLOCK_TOKENS, self.adapter.file.digest)
 
 
 class AdapterStore:
@@ -79,66 +76,72 @@ class AdapterStore:
         self._bytes = 0
         self._lock = threading.Lock()
 
-    def find(self, digest: str) -> StoredAdapter | None:
-        """The adapter with this digest, if it is here. It counts as used."""
+    def find(self, name: str) -> StoredAdapter | None:
+        """The adapter of this name, if it is here. It counts as used."""
         with self._lock:
-            found = self._adapters.get(digest)
+            found = self._adapters.get(name)
             if found is not None:
-                self._adapters.move_to_end(digest)
+                self._adapters.move_to_end(name)
             return found
 
-    def take(self, digest: str, content: bytes) -> StoredAdapter:
+    def take(self, name: str, content: bytes) -> StoredAdapter:
         """Check the content of an adapter and keep it. Raises AdapterRefused, also if it has another digest."""
         file = read_packed(content, self.base)
-        if file.digest != digest:
+        if file.digest != digest_of(name):
             raise AdapterRefused("digest", "the content is not that of the adapter which was asked for")
         if file.bytes > self.most_bytes:
             raise AdapterRefused("adapter_model.safetensors", f"{file.bytes} bytes are more than this replica keeps")
-        adapter = StoredAdapter(file, self._prepare(file))
+        adapter = StoredAdapter(name, file, self._prepare(file))
         with self._lock:
-            self._remove(digest)
-            self._adapters[digest] = adapter
+            self._remove(name)
+            self._adapters[name] = adapter
             self._bytes += file.bytes
             while self._bytes > self.most_bytes:
                 self._remove(next(iter(self._adapters)))
         return adapter
 
-    def knows(self, digest: str) -> bool:
+    @property
+    def held(self) -> tuple[int, int]:
+        """How many adapters are here, and their bytes."""
+        with self._lock:
+            return len(self._adapters), self._bytes
+
+    def knows(self, name: str) -> bool:
         """Whether the adapter is here, or was refused: then nobody needs to send it."""
         with self._lock:
-            return digest in self._adapters or digest in self._refusals
+            return name in self._adapters or name in self._refusals
 
-    def refuse(self, digest: str, problem: str) -> None:
-        """Remember why the adapter with this digest cannot be served."""
+    def refuse(self, name: str, problem: str) -> None:
+        """Remember why the adapter of this name cannot be served."""
         with self._lock:
-            self._refusals[digest] = problem
+            self._refusals[name] = problem
             if len(self._refusals) > _MOST_REFUSALS:
                 self._refusals.popitem(last=False)
 
-    def refusal(self, digest: str) -> str | None:
-        """Why the adapter with this digest cannot be served, if it was refused."""
+    def refusal(self, name: str) -> str | None:
+        """Why the adapter of this name cannot be served, if it was refused."""
         with self._lock:
-            return self._refusals.get(digest)
+            return self._refusals.get(name)
 
-    def drop(self, digest: str) -> None:
+    def drop(self, name: str) -> None:
         """Give an adapter up."""
         with self._lock:
-            self._remove(digest)
+            self._remove(name)
 
     def forget(self, scope: str) -> list[str]:
         """A scope's data key was destroyed: give up the adapters that only its requests have named. Returns their
-        digests."""
+        names."""
         with self._lock:
             named = [adapter for adapter in self._adapters.values() if scope in adapter.scopes]
             for adapter in named:
                 adapter.scopes.discard(scope)
-            gone = [adapter.digest for adapter in named if not adapter.scopes]
-            for digest in gone:
-                self._remove(digest)
+            gone = [adapter.name for adapter in named if not adapter.scopes]
+            for name in gone:
+                self._remove(name)
             return gone
 
-    def _remove(self, digest: str) -> None:
-        gone = self._adapters.pop(digest, None)
+    def _remove(self, name: str) -> None:
+        gone = self._adapters.pop(name, None)
         self._bytes -= 0 if gone is None else gone.file.bytes
 
 

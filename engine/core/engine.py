@@ -283,8 +283,8 @@ class Engine:
         self._retentions.pop(scope, None)
         self.scheduler.forget(scope)
         self.speculator.forget(scope)
-        for digest in () if self.adapters is None else self.adapters.forget(scope):
-            self.scheduler.adapters.forget(digest)
+        for name in () if self.adapters is None else self.adapters.forget(scope):
+            self.scheduler.adapters.forget(name)
 
     def purge(self, scope: str, keys: Collection[bytes]) -> None:
         """Make the blocks of a scope with these keys unfindable in every tier."""
@@ -297,11 +297,11 @@ class Engine:
             tier.wake = wake
         self.scheduler.adapters.wake = wake
 
-    def drop_adapter(self, digest: str) -> None:
+    def drop_adapter(self, name: str) -> None:
         """Give up an adapter. Requests that have its weights keep them to their end."""
         if self.adapters is not None:
-            self.adapters.drop(digest)
-        self.scheduler.adapters.forget(digest)
+            self.adapters.drop(name)
+        self.scheduler.adapters.forget(name)
 
     def close(self, seconds: float) -> None:
         """No step follows: save what is retained, and end the tiers. Takes at most about this many seconds."""

@@ -23,6 +23,7 @@ def heartbeat(engine: Engine) -> Heartbeat:
         memory=memory_load(engine),
         service=engine.service(),
         metrics=engine_metrics(engine),
+        adapters=engine.scheduler.adapters.residency.report(),
     )
 
 
@@ -80,6 +81,22 @@ def engine_metrics(engine: Engine) -> dict[str, float]:
         },
         **_speculation_metrics(engine),
         **_tier_metrics(engine),
+        **_adapter_metrics(engine),
+    }
+
+
+def _adapter_metrics(engine: Engine) -> dict[str, float]:
+    slots = engine.scheduler.adapters
+    count, held = (0, 0) if engine.adapters is None else engine.adapters.held
+    return {
+        "turnpike_engine_adapter_slots": slots.most,
+        "turnpike_engine_adapters_in_slots": len(slots.resident),
+        "turnpike_engine_adapters_in_host_memory": count,
+        "turnpike_engine_adapters_host_bytes": held,
+        "turnpike_engine_adapter_waiting_requests": slots.waiting,
+        "turnpike_engine_adapter_loads_total": slots.loads,
+        "turnpike_engine_adapter_load_seconds_total": slots.load_s,
+        "turnpike_engine_adapter_evictions_total": slots.evictions,
     }
 
 

@@ -11,22 +11,24 @@ a flow gets at most half, so that one tenant's many adapters do not keep out tho
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from engine.scheduling.adapter_residency import AdapterResidency
 from engine.scheduling.request import Request
 
 MOST_OVERTAKES = 64
 
 
 class Adapter(Protocol):
-    """What a request names: `digest`, and how its weights are made."""
+    """What a request names, and how its weights are made."""
 
     @property
-    def digest(self) -> str:
-        """Its identity: what has the same digest has the same weights."""
+    def name(self) -> str:
+        """Its identity: what has the same name has the same weights, and one owner."""
         ...
 
     def load(self) -> object:
@@ -62,9 +64,14 @@ class AdapterSlots:
         self.wake: Callable[[], None] = lambda: None
         self.loads = 0
         """How often weights were made ready."""
+        self.load_s = 0.0
+        """Seconds that this took in all."""
+        self.evictions = 0
+        """How often an adapter gave its slot to another one."""
+        self.residency = AdapterResidency()
         self._run_beside = run_beside
         self._slots: dict[str, _Slot] = {}
-        """By digest; those used longest ago first."""
+        """By name; those used longest ago first."""
         self._waiting: dict[int, Request] = {}
         self._overtaken = 0
         """How many requests have got their adapter while the first waited for a free slot."""
@@ -72,8 +79,8 @@ class AdapterSlots:
         """Whether a request waits for a free slot."""
         self._left = False
         """Whether a request has left since `take_ready` looked."""
-        self._loaded: deque[tuple[str, object]] = deque()
-        """What another thread has made ready."""
+        self._loaded: deque[tuple[str, object, float]] = deque()
+        """What another thread has made ready, and the seconds that it took."""
 
     @property
     def waiting(self) -> int:
@@ -82,7 +89,7 @@ class AdapterSlots:
 
     @property
     def resident(self) -> tuple[str, ...]:
-        """The digests of the adapters that are in slots."""
+        """The names of the adapters that are in slots."""
         return tuple(self._slots)
 
     @property
@@ -110,11 +117,11 @@ class AdapterSlots:
         if request.adapter is None:
             return False
         waited = self._waiting.pop(request.arrival, None) is not None
-        slot = self._slots.get(request.adapter.digest)
+        slot = self._slots.get(request.adapter.name)
         if slot is not None:
             slot.holders.discard(request.arrival)
             if not slot.holders and isinstance(slot.weights, Exception):
-                del self._slots[request.adapter.digest]  # the next one tries again
+                self._free(request.adapter.name)  # the next one tries again
         self._left = True
         return waited
 
@@ -135,20 +142,24 @@ class AdapterSlots:
                 break
         return ready
 
-    def forget(self, digest: str) -> None:
+    def forget(self, name: str) -> None:
         """Give up the slot of an adapter that nobody uses."""
-        slot = self._slots.get(digest)
+        slot = self._slots.get(name)
         if slot is not None and not slot.is_held:
-            del self._slots[digest]
+            self._free(name)
+
+    def _free(self, name: str) -> None:
+        del self._slots[name]
+        self.residency.end(name)
 
     def _grant(self, request: Request) -> bool:
         assert request.adapter is not None
-        slot = self._slots.get(request.adapter.digest)
+        slot = self._slots.get(request.adapter.name)
         if slot is None or slot.weights is None:
             return False
         slot.holders.add(request.arrival)
         request.weights = slot.weights
-        self._slots[request.adapter.digest] = self._slots.pop(request.adapter.digest)
+        self._slots[request.adapter.name] = self._slots.pop(request.adapter.name)
         return True
 
     def _begin_loads(self) -> None:
@@ -158,14 +169,14 @@ class AdapterSlots:
         for request in self._waiting.values():
             adapter = request.adapter
             assert adapter is not None
-            if adapter.digest not in self._slots and not self._has_its_share(request.flow):
+            if adapter.name not in self._slots and not self._has_its_share(request.flow):
                 if not self._make_room(wanted):
                     self._starving = True
                     return
                 self._overtaken = 0
-                self._slots[adapter.digest] = _Slot(adapter, request.flow)
+                self._slots[adapter.name] = _Slot(adapter, request.flow)
                 self._run_beside(self._loader(adapter))
-            wanted.add(adapter.digest)
+            wanted.add(adapter.name)
 
     def _has_its_share(self, flow: str) -> bool:
         own = sum(slot.flow == flow and slot.is_held for slot in self._slots.values())
@@ -178,7 +189,8 @@ class AdapterSlots:
         idle = next((name for name, slot in self._slots.items() if not slot.is_held and name not in wanted), None)
         if idle is None:
             return False
-        del self._slots[idle]
+        self._free(idle)
+        self.evictions += 1
         return True
 
     def _loader(self, adapter: Adapter) -> Callable[[], None]:
@@ -186,17 +198,21 @@ class AdapterSlots:
 
     def _load(self, adapter: Adapter) -> None:
         """Runs in another thread. Weights that cannot be made are an error, which fails the requests that use them."""
+        began = time.monotonic()
         try:
             weights = adapter.load()
         except Exception as error:
             weights = error
-        self._loaded.append((adapter.digest, weights))
+        self._loaded.append((adapter.name, weights, time.monotonic() - began))
         self.wake()
 
     def _take_loaded(self) -> None:
         while self._loaded:
-            digest, weights = self._loaded.popleft()
-            slot = self._slots.get(digest)
+            name, weights, seconds = self._loaded.popleft()
+            slot = self._slots.get(name)
             if slot is not None and slot.weights is None:
                 slot.weights = weights
-                self.loads += 1
+                if isinstance(weights, Exception):
+                    continue
+                self.loads, self.load_s = self.loads + 1, self.load_s + seconds
+                self.residency.begin(name)

@@ -48,34 +48,34 @@ class AdapterArrivals:
         self._room = asyncio.Semaphore(MOST_ARRIVING)
         self._checks: set[asyncio.Task[None]] = set()
 
-    def way_here(self, digest: str, link: GatewayLink) -> Callable[[], Awaitable[None]] | None:
+    def way_here(self, name: str, link: GatewayLink) -> Callable[[], Awaitable[None]] | None:
         """What waits until the adapter is here, or will not come; None if there is nothing to wait for."""
-        if not digest or self._store is None or self._store.knows(digest):
+        if not name or self._store is None or self._store.knows(name):
             return None
-        return partial(self._bring, digest, link)
+        return partial(self._bring, name, link)
 
-    async def _bring(self, digest: str, link: GatewayLink) -> None:
+    async def _bring(self, name: str, link: GatewayLink) -> None:
         assert self._store is not None
-        while not self._store.knows(digest) and link.open:
-            if (arrival := self._arrivals.get(digest)) is None:
+        while not self._store.knows(name) and link.open:
+            if (arrival := self._arrivals.get(name)) is None:
                 async with self._room:
-                    if digest in self._arrivals or self._store.knows(digest):
+                    if name in self._arrivals or self._store.knows(name):
                         continue
-                    arrival = self._arrivals[digest] = _Arrival(link, heard_at=self._clock())
-                    link.send([WantAdapter(digest)])
-                    await self._arrived(digest, arrival)
+                    arrival = self._arrivals[name] = _Arrival(link, heard_at=self._clock())
+                    link.send([WantAdapter(name)])
+                    await self._arrived(name, arrival)
             else:
-                await self._arrived(digest, arrival)
+                await self._arrived(name, arrival)
             if arrival.link is link:  # another gateway's failure is not this one's
                 return
 
-    async def _arrived(self, digest: str, arrival: _Arrival) -> None:
+    async def _arrived(self, name: str, arrival: _Arrival) -> None:
         """Wait for its end. Whoever waits may leave: it goes on arriving for others, until nothing comes any more."""
         while not arrival.over.is_set():
             left = arrival.heard_at + SILENCE_S - self._clock()
             if left <= 0:
-                logger.warning("an adapter does not come", digest=digest, gateway=arrival.link.gateway)
-                self._end(digest, arrival)
+                logger.warning("an adapter does not come", name=name, gateway=arrival.link.gateway)
+                self._end(name, arrival)
                 return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
@@ -83,12 +83,12 @@ class AdapterArrivals:
 
     def take(self, part: AdapterPart, link: GatewayLink) -> None:
         """Take a part; what nobody waits for is passed over. Raises ProtocolError for one out of order or bounds."""
-        arrival = self._arrivals.get(part.digest)
+        arrival = self._arrivals.get(part.name)
         if arrival is None or arrival.link is not link or arrival.over.is_set():
             return
         if part.error:
-            logger.warning("an adapter is not to be had", digest=part.digest, cause=part.error)
-            self._end(part.digest, arrival)
+            logger.warning("an adapter is not to be had", name=part.name, cause=part.error)
+            self._end(part.name, arrival)
             return
         if arrival.total < 0:
             arrival.total = part.total
@@ -100,36 +100,36 @@ class AdapterArrivals:
         arrival.content += part.content
         arrival.heard_at = self._clock()
         if end == arrival.total:
-            check = asyncio.create_task(self._check(part.digest, arrival))
+            check = asyncio.create_task(self._check(part.name, arrival))
             self._checks.add(check)
             check.add_done_callback(self._checks.discard)
 
-    async def _check(self, digest: str, arrival: _Arrival) -> None:
+    async def _check(self, name: str, arrival: _Arrival) -> None:
         assert self._store is not None
         arrival.heard_at = self._clock() + SILENCE_S  # checking may take its time too
         try:
-            await asyncio.to_thread(self._store.take, digest, bytes(arrival.content))
+            await asyncio.to_thread(self._store.take, name, bytes(arrival.content))
         except AdapterRefused as error:
-            logger.warning("an adapter was refused", digest=digest, cause=str(error))
-            self._store.refuse(digest, str(error))
+            logger.warning("an adapter was refused", name=name, cause=str(error))
+            self._store.refuse(name, str(error))
         except MemoryError as error:
-            logger.error("no memory for an adapter", digest=digest, cause=str(error))
+            logger.error("no memory for an adapter", name=name, cause=str(error))
         finally:
-            self._end(digest, arrival)
+            self._end(name, arrival)
 
-    def drop(self, digest: str) -> None:
+    def drop(self, name: str) -> None:
         """The adapter was deleted."""
         if self._store is not None:
-            self._store.drop(digest)
+            self._store.drop(name)
 
     def link_lost(self, link: GatewayLink) -> None:
         """What this gateway was sending comes no more."""
-        for digest, arrival in list(self._arrivals.items()):
+        for name, arrival in list(self._arrivals.items()):
             if arrival.link is link:
-                self._end(digest, arrival)
+                self._end(name, arrival)
 
-    def _end(self, digest: str, arrival: _Arrival) -> None:
-        if self._arrivals.get(digest) is arrival:
-            del self._arrivals[digest]
+    def _end(self, name: str, arrival: _Arrival) -> None:
+        if self._arrivals.get(name) is arrival:
+            del self._arrivals[name]
         arrival.content = bytearray()
         arrival.over.set()

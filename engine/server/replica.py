@@ -205,8 +205,8 @@ class Replica:
         if isinstance(message, AdapterPart):
             self._adapters.take(message, link)
         else:
-            self._adapters.drop(message.digest)  # at once: the next request that names it asks for it again
-            self.loop.do(lambda: self.loop.engine.drop_adapter(message.digest))
+            self._adapters.drop(message.name)  # at once: the next request that names it asks for it again
+            self.loop.do(lambda: self.loop.engine.drop_adapter(message.name))
 
     def _generate(self, link: GatewayLink, message: Generate) -> None:
         message = message.received(time.time())

@@ -18,6 +18,7 @@ from gateway.errors import ModelNotFound, Unavailable
 from gateway.fleet.adapter_sender import AdapterSender
 from gateway.served_models.registry import ModelRegistry
 from gateway.served_models.served_model import ServedAdapter, ServedModel
+from protocol.adapters import adapter_name
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import DatabaseUnavailable
 
@@ -40,7 +41,7 @@ class AdaptedModels:
             found = await self._store.named(tenant_id, project_id, model.name, name)
         if found is None:
             raise ModelNotFound(f"The model {asked!r} does not exist.", path="$.model")
-        self._sender.offer(found.digest, found.bytes, partial(self._content, found))
+        self._sender.offer(wire_name(found), found.bytes, partial(self._content, found))
         return adapted_model(model, found)
 
     async def adapted_in_time(
@@ -85,4 +86,10 @@ async def price_of(prices: PriceCatalog, tenant_id: UUID, model: ServedModel, br
 
 def adapted_model(model: ServedModel, stored: StoredAdapter) -> ServedModel:
     """The served model with this adapter."""
-    return replace(model, adapter=ServedAdapter(stored.name, stored.digest, stored.created_at // 1_000_000))
+    created = stored.created_at // 1_000_000
+    return replace(model, adapter=ServedAdapter(stored.name, stored.digest, created, wire_name(stored)))
+
+
+def wire_name(stored: StoredAdapter) -> str:
+    """What replicas know an adapter by: that of another project is another one to them, whatever its digest."""
+    return adapter_name(stored.digest, stored.project_id.hex)

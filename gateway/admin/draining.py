@@ -9,7 +9,7 @@ from functools import partial
 
 from msgspec import Struct
 
-from gateway.admin.fleet import ReplicaObject, replica_named, replica_object
+from gateway.admin.fleet import ReplicaObject, replica_named, replica_objects
 from gateway.admin.operation import operation
 from gateway.errors import Conflict
 from gateway.fleet.replica_link import ReplicaLink
@@ -60,7 +60,8 @@ class DrainingOperations:
                 await link.drain(drain=drain)
         except TimeoutError as error:
             raise _silent(link) from error
-        return replica_object(self._gateway, link)
+        (shown,) = await replica_objects(self._gateway, [link])
+        return shown
 
 
 def _check(link: ReplicaLink) -> None:

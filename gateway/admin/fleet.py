@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
+from file_store.adapters import StoredAdapter
+from gateway.adapters.resident_adapters import adapters_at
 from gateway.admin.operation import Call, operation
 from gateway.dialects.query_parameters import Parameters
 from gateway.errors import NotFound
@@ -15,7 +18,11 @@ from gateway.fleet.replica_link import ReplicaLink
 from gateway.http.policies import demands
 from gateway.http.shapes import show
 from gateway.services import Gateway
+from protocol.adapters import digest_of
 from protocol.replicas import Tier
+from storage.database.database import DatabaseUnavailable
+from storage.database.public_ids import public_id
+from tenancy.directory import project_public_id, tenant_public_id
 
 ReplicaState = Literal["healthy", "stalled", "draining", "disk_full", "engine_down", "down"]
 
@@ -29,6 +36,16 @@ class TierObject(Struct, frozen=True, kw_only=True):
     referenced: int
     cached: int
     total: int
+
+
+class ResidentAdapterObject(Struct, frozen=True, kw_only=True):
+    """An adapter that a replica has ready. `model` is what requests ask for, null for an adapter that was deleted."""
+
+    id: Annotated[str | None, Meta(examples=["adapter_01934f6e0d2a7b3c8e51a9c4d7f60b12"])]
+    model: Annotated[str | None, Meta(examples=["tiny:support"])]
+    tenant_id: str | None
+    project_id: str | None
+    digest: Annotated[str, Meta(examples=["9f" * 32])]
 
 
 class RatesObject(Struct, frozen=True, kw_only=True):
@@ -83,6 +100,7 @@ class ReplicaObject(Struct, frozen=True, kw_only=True):
     metrics: dict[str, float]
     held_back_by: str
     rates: RatesObject | None
+    adapters: list[ResidentAdapterObject]
 
 
 class GatewayObject(Struct, frozen=True, kw_only=True):
@@ -120,14 +138,14 @@ class FleetOperations:
             draining=self._gateway.requests.draining,
             connections=len(self._gateway.open_connections),
         )
-        return FleetObject(
-            gateway=worker, data=[replica_object(self._gateway, link) for link in services.fleet.links], has_more=False
-        )
+        links = services.fleet.links
+        return FleetObject(gateway=worker, data=await replica_objects(self._gateway, links), has_more=False)
 
     @operation("GET", "/admin/v1/fleet/{replica:str}", demands("fleet.read"))
     async def show_replica(self, replica: str) -> ReplicaObject:
         """One replica, by its name."""
-        return replica_object(self._gateway, replica_named(self._gateway, replica))
+        (shown,) = await replica_objects(self._gateway, [replica_named(self._gateway, replica)])
+        return shown
 
 
 def replica_named(gateway: Gateway, name: str) -> ReplicaLink:
@@ -138,8 +156,30 @@ def replica_named(gateway: Gateway, name: str) -> ReplicaLink:
     raise NotFound(f"There is no replica {name[:80]!r}.")
 
 
-def replica_object(gateway: Gateway, link: ReplicaLink) -> ReplicaObject:
-    """A replica as answers have it."""
+async def replica_objects(gateway: Gateway, links: Sequence[ReplicaLink]) -> list[ReplicaObject]:
+    """Replicas as answers have them. While the database is away their adapters have digests alone."""
+    try:
+        adapters = await adapters_at(gateway.adapters, links)
+    except DatabaseUnavailable:
+        adapters = await adapters_at(None, links)
+    return [
+        _replica_object(gateway, link, [_resident_adapter(*one) for one in adapters[link.replica]]) for link in links
+    ]
+
+
+def _resident_adapter(name: str, adapter: StoredAdapter | None) -> ResidentAdapterObject:
+    if adapter is None:
+        return ResidentAdapterObject(id=None, model=None, tenant_id=None, project_id=None, digest=digest_of(name))
+    return ResidentAdapterObject(
+        id=public_id("adapter", adapter.id),
+        model=adapter.full_name,
+        tenant_id=tenant_public_id(adapter.tenant_id),
+        project_id=project_public_id(adapter.project_id),
+        digest=adapter.digest,
+    )
+
+
+def _replica_object(gateway: Gateway, link: ReplicaLink, adapters: list[ResidentAdapterObject]) -> ReplicaObject:
     hello, beat, state = link.hello, link.beat, _state(link)
     rates, currency = gateway.fleet_rates.of(link), gateway.fleet_rates.costs.currency
     return ReplicaObject(
@@ -164,6 +204,7 @@ def replica_object(gateway: Gateway, link: ReplicaLink) -> ReplicaObject:
         metrics={} if beat is None else beat.metrics,
         held_back_by=bottleneck(state, hello, beat, rates),
         rates=None if rates is None else RatesObject(**asdict(rates), currency=currency),
+        adapters=adapters,
     )
 
 

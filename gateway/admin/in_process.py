@@ -49,6 +49,11 @@ class CommandGateway:
         """The files of projects."""
         return self.services.files
 
+    @property
+    def adapters(self) -> Any:
+        """The adapters of projects."""
+        return self.services.adapters
+
 
 class _Threads:
     """A command has no other requests beside it."""

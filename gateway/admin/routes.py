@@ -34,6 +34,7 @@ from gateway.admin.operation import operations_of
 from gateway.admin.overview import OverviewOperations
 from gateway.admin.platform import PlatformOperations
 from gateway.admin.playground import playground_routes
+from gateway.admin.requests.adapters import AdapterOperations, adapter_upload_routes
 from gateway.admin.requests.batches import BatchOperations
 from gateway.admin.requests.file_contents import file_content_routes
 from gateway.admin.requests.files import FileOperations
@@ -78,7 +79,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         *(ApprovalOperations, DrainingOperations, PlatformOperations, FleetOperations),
         *(OverviewOperations, UsageOperations, AuditOperations),
         *(TenantOperations, SuspensionOperations, UserOperations, AccountOperations, StoredResponseOperations),
-        *(ReceiptPolicyOperations, BatchOperations, FileOperations),
+        *(ReceiptPolicyOperations, BatchOperations, FileOperations, AdapterOperations),
         *(RequestOperations, RequestWaterfallOperations, RefusedRequestOperations),
     )
     routes = [
@@ -86,4 +87,4 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         *(route for part in parts for route in part(gateway)),
         *shared,
     ]
-    return [*guarded(gateway, routes), *playground_routes(gateway)]
+    return [*guarded(gateway, routes), *playground_routes(gateway), *adapter_upload_routes(gateway)]

@@ -119,7 +119,7 @@ class PreparedRequest(Struct, frozen=True, kw_only=True):
             speculation="auto" if self.generation.speculation else "off",
             prediction=self.prediction,
             traceparent="" if self.marks.trace is None else self.marks.trace.header,
-            adapter="" if self.model.adapter is None else self.model.adapter.digest,
+            adapter="" if self.model.adapter is None else self.model.adapter.wire_name,
         )
 
     def _retained(self) -> tuple[Retain, ...]:

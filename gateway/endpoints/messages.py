@@ -76,6 +76,9 @@ def message_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             model = gateway.services.models.get(generation.model)
             context.model = model.name
             payer.check(model.name)
+            model = await gateway.adapted_models.adapted_in_time(
+                payer.tenant_id, payer.project_id, model, generation.model, gateway.questions
+            )
             prompt = await gateway.admission.prompt(payer.tenant_id, model, generation, share.grow_to)
         cache_plan(generation, prompt, model)  # a marker that a request would be refused for
         return json_response(TokenCount(len(prompt.tokens)))

@@ -17,7 +17,7 @@ from billing.calendar import InvalidInstant, format_instant, parse_instant
 from billing.money import MICRO
 from billing.prices import EVERY_LANE, LANES, PriceMissing, PriceVersion
 from billing.prices.grid import amount, in_order
-from billing.prices.version import STORAGE
+from billing.prices.version import HOURLY
 from gateway.errors import InvalidField, Unavailable
 from gateway.http.operations import describes, query
 from gateway.http.policies import Access, demands
@@ -95,8 +95,8 @@ def _model_prices(version: PriceVersion) -> ModelPrices:
     prices = [
         Price(meter, lane, context_from, amount(micro), micro)
         for (meter, row_lane, context_from), micro in in_order(version.rows)
-        for lane in (LANES if row_lane == EVERY_LANE and meter != STORAGE else (row_lane,))
-        if row_lane != EVERY_LANE or lane not in priced_lanes or meter == STORAGE
+        for lane in (LANES if row_lane == EVERY_LANE and meter not in HOURLY else (row_lane,))
+        if row_lane != EVERY_LANE or lane not in priced_lanes or meter in HOURLY
     ]
     order = {lane: position for position, lane in enumerate((*LANES, EVERY_LANE))}
     return ModelPrices(

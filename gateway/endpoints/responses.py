@@ -88,6 +88,9 @@ def response_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             model = gateway.services.models.get(call.generation.model)
             context.model = model.name
             payer.check(model.name)
+            model = await gateway.adapted_models.adapted_in_time(
+                payer.tenant_id, payer.project_id, model, call.generation.model, gateway.questions
+            )
             prompt = await gateway.admission.prompt(payer.tenant_id, model, call.generation, share.grow_to)
         return json_response(TokenCount(len(prompt.tokens)))
 

@@ -26,27 +26,27 @@ _MOST_SENT = 4
 
 
 class AdapterSender:
-    """The adapters that requests of this worker have named, by digest, and their way to replicas."""
+    """The adapters that requests of this worker have named, by their names to replicas, and their way to replicas."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, tuple[int, AdapterContent]] = OrderedDict()
         self._room = asyncio.Semaphore(_MOST_SENT)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def offer(self, digest: str, size: int, content: AdapterContent) -> None:
+    def offer(self, name: str, size: int, content: AdapterContent) -> None:
         """A request names this adapter, whose content of `size` bytes may be asked for from now on."""
-        self._known[digest] = size, content
-        self._known.move_to_end(digest)
+        self._known[name] = size, content
+        self._known.move_to_end(name)
         if len(self._known) > MOST_KNOWN:
             self._known.popitem(last=False)
 
-    def withdraw(self, digest: str) -> None:
+    def withdraw(self, name: str) -> None:
         """The adapter was deleted."""
-        self._known.pop(digest, None)
+        self._known.pop(name, None)
 
-    def wanted(self, link: ReplicaLink, digest: str) -> None:
+    def wanted(self, link: ReplicaLink, name: str) -> None:
         """A replica asks for an adapter."""
-        task = asyncio.create_task(self._send(link, digest))
+        task = asyncio.create_task(self._send(link, name))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -56,10 +56,10 @@ class AdapterSender:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _send(self, link: ReplicaLink, digest: str) -> None:
-        known = self._known.get(digest)
+    async def _send(self, link: ReplicaLink, name: str) -> None:
+        known = self._known.get(name)
         if known is None:
-            link.send(AdapterPart(digest, 0, 0, error="no request of this gateway has named it"))
+            link.send(AdapterPart(name, 0, 0, error="no request of this gateway has named it"))
             return
         size, content = known
         async with self._room:
@@ -68,8 +68,8 @@ class AdapterSender:
                 async for piece in content():
                     for at in range(0, len(piece), PART_BYTES):
                         part = piece[at : at + PART_BYTES]
-                        await link.send_in_turn(AdapterPart(digest, sent, size, part))
+                        await link.send_in_turn(AdapterPart(name, sent, size, part))
                         sent += len(part)
             except Exception as error:
-                log.warning("an adapter could not be sent", digest=digest, replica=link.replica, cause=repr(error))
-                link.send(AdapterPart(digest, 0, 0, error="it cannot be read"))
+                log.warning("an adapter could not be sent", name=name, replica=link.replica, cause=repr(error))
+                link.send(AdapterPart(name, 0, 0, error="it cannot be read"))

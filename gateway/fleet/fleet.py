@@ -194,13 +194,13 @@ class Fleet:
             if link.up and link.hello is not None and link.hello.model.name == model:
                 link.send(Purge(scope, keys))
 
-    def drop_adapter(self, model: str, digest: str) -> None:
-        """An adapter was deleted: every replica of the model that can be reached drops it."""
-        self.adapters.withdraw(digest)
+    def drop_adapter(self, model: str, name: str) -> None:
+        """An adapter was deleted: every replica of the model that can be reached drops what has this name."""
+        self.adapters.withdraw(name)
         for link in self.links:
             hello = link.hello
             if link.up and hello is not None and hello.model.name == model and hello.version >= ADAPTER_VERSION:
-                link.send(DropAdapter(digest))
+                link.send(DropAdapter(name))
 
     def acknowledge(self, stream: ReplicaStream, sequence: int) -> None:
         """Tell the replica that the request's usage is durable, and remember it in case the message is lost."""
@@ -267,7 +267,7 @@ class Fleet:
             self.on_fenced(link, message)
             return
         if isinstance(message, WantAdapter):
-            self.adapters.wanted(link, message.digest)
+            self.adapters.wanted(link, message.name)
             return
         stream = self._stream_for(link, message)
         if stream is not None:

@@ -79,11 +79,13 @@ class SamplingDefaults(Struct, frozen=True):
 
 
 class ServedAdapter(Struct, frozen=True):
-    """An adapter of a project: its name behind the model's, its digest, and when it was made, in seconds."""
+    """An adapter of a project: its name behind the model's, its digest, when it was made, in seconds, and its name to
+    replicas."""
 
     name: str
     digest: str
     created: int
+    wire_name: str
 
 
 class ServedModel(Struct, frozen=True, kw_only=True):

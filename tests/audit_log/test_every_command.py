@@ -14,6 +14,7 @@ from storage.database.database import Database
 from storage.database.public_ids import PREFIXES
 from tests.billing.prices.test_litellm import FILE
 from tests.prompt_cache.tiers.stores import opened
+from tests.turnpike.commands.test_adapters import keep_adapter
 from tests.turnpike.commands.test_batches import keep_files
 from tests.turnpike.commands.test_invoices import BUYER, SELLER, Terminal, _use
 from turnpike.admin_services import system_user
@@ -44,6 +45,7 @@ READS = frozenset(
         *("webhooks deliveries", "approvals list", "approvals show", "limits list", "openapi"),
         *("users list", "cache shared", "receipts days", "receipts export", "receipts keys", "verify"),
         *("batches list", "batches show", "files list", "files show"),
+        *("adapters list", "adapters show", "adapters check", "adapters replicas"),
         *("recount", "replay", "tenants account", "clock show", "doctor", "replicas explain"),
     )
 )
@@ -62,6 +64,7 @@ WITHOUT_ENTRY = {
         "a file; works without a database",
     ),
     "audit checkpoint": "a MAC of what stands there",
+    "adapters upload": "is done at a gateway, which records it",
     **dict.fromkeys(
         (
             "payments provider",
@@ -134,6 +137,7 @@ SCRIPT = (
     ("webhooks remove {endpoint} --tenant client", {"webhook_endpoint.removed"}),
     ("batches cancel {batch} --tenant client", {"batch.cancelled"}),
     ("files delete {file} --tenant client", {"file.deleted"}),
+    ("adapters delete {adapter} --tenant client", {"adapter.deleted"}),
     ("cache policy client default --retention 60", {"cache_policy.set"}),
     ("cache purge --all --folder {folder}", {"cache_records.purged"}),
     ("cache forget client default --reason asked", {"cache.forgotten"}),
@@ -265,6 +269,7 @@ def test_every_change_by_a_command_leaves_an_entry(
         if line.startswith("keys create --tenant client --project"):
             asyncio.run(_use(f"sqlite:///{tmp_path}/turnpike.db"))
             desk.facts["file"], desk.facts["batch"] = asyncio.run(keep_files(tmp_path))
+            desk.facts["adapter"] = asyncio.run(keep_adapter(tmp_path))
             asyncio.run(_meet(f"sqlite:///{tmp_path}/turnpike.db"))
     targets = desk.query("SELECT target, target_id FROM audit_entry")
     plain = [(kind, name) for kind, name in targets if not str(name).startswith(PREFIXES.get(str(kind), ""))]

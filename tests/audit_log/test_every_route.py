@@ -94,6 +94,8 @@ RECORDED = {
     f"DELETE {_PROJECT}/responses/{{response:str}}": "response",
     f"POST {_TENANT}/batches/{{batch:str}}/cancel": "batch",
     f"DELETE {_TENANT}/files/{{file:str}}": "file",
+    f"DELETE {_TENANT}/adapters/{{adapter:str}}": "adapter",
+    f"POST {_PROJECT}/adapters": "adapter",
     f"PATCH {_PROJECT}/response-policy": "response_policy",
     f"PATCH {_PROJECT}/receipt-policy": "receipt_policy",
     **{f"POST {_ADMIN}/users/{{user:str}}/{verb}": "user" for verb in ("disable", "enable", "links")},

@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from engine.scheduling.fairness.fair_share import FairShare
-from protocol.adapters import AdapterPart, DropAdapter, WantAdapter
+from protocol.adapters import AdapterPart, DropAdapter, ResidentAdapter, WantAdapter
 from protocol.frames import OLDEST_VERSION, VERSION, ToGateway, encode, link_proof, read_from_gateway
 from protocol.replicas import (
     DISK_FULL,
@@ -143,6 +143,8 @@ class FakeReplica:
         self.purges: list[Purge] = []
         self.forgotten: list[str] = []
         self.journal: dict[str, Done] = {}
+        self.resident: tuple[ResidentAdapter, ...] = ()
+        """What its heartbeats say of adapters."""
         self.adapters: dict[str, bytes] = {}
         """What came of the adapters that requests named: each is asked for once."""
         self.done: list[Done] = []
@@ -299,9 +301,9 @@ class FakeReplica:
                             known = tuple((done.id, done.attempt) for done in self.journal.values())
                             writer.write(encode(Fenced(message.epoch, known)))
                     case AdapterPart():
-                        self.adapters[message.digest] = self.adapters.get(message.digest, b"") + message.content
+                        self.adapters[message.name] = self.adapters.get(message.name, b"") + message.content
                     case DropAdapter():
-                        self.adapters.pop(message.digest, None)
+                        self.adapters.pop(message.name, None)
                     case Drain():
                         self.draining = message.drain
                     case RemoteService():
@@ -346,7 +348,9 @@ class FakeReplica:
                 flags = {DRAINING: float(self.draining), DISK_FULL: float(self.disk_full)}
                 metrics = {"turnpike_engine_kv_blocks_free": 7.0, **flags}
                 service = self.share.service_given()
-                beat = Heartbeat(self.beat_steps, running, {"standard": 0}, (), service, metrics=metrics)
+                beat = Heartbeat(
+                    self.beat_steps, running, {"standard": 0}, (), service, metrics=metrics, adapters=self.resident
+                )
                 writer.write(encode(beat))
             await asyncio.sleep(self.beat_interval)
 

@@ -10,7 +10,7 @@ import pytest
 from msgspec import inspect
 
 from protocol import frames
-from protocol.adapters import AdapterPart, DropAdapter, WantAdapter
+from protocol.adapters import AdapterPart, DropAdapter, ResidentAdapter, WantAdapter
 from protocol.frames import MAX_FRAME_BYTES, ToGateway, ToReplica, encode, read_from_gateway, read_from_replica
 from protocol.replicas import (
     Capacity,
@@ -103,9 +103,9 @@ TO_REPLICA: list[Any] = [
     ),
     Generate(id="r2", attempt=1, segments=(), tokens=[], sampling=Sampling(max_tokens=1), credit=0),
     Credit(id="r1", delivered=3, limit=4),
-    AdapterPart(digest="d1", offset=1, total=3, content=b"ab"),
-    AdapterPart(digest="d1", offset=0, total=0, error="it is not here"),
-    DropAdapter(digest="d1"),
+    AdapterPart(name="d1@p1", offset=1, total=3, content=b"ab"),
+    AdapterPart(name="d1@p1", offset=0, total=0, error="it is not here"),
+    DropAdapter(name="d1@p1"),
     Abort(id="r1", why="stop", choice=1),
     Ack(id="r1", sequence=17),
     RemoteService(replica="r-0", epoch=4, service={"standard/f": 6}),
@@ -113,7 +113,7 @@ TO_REPLICA: list[Any] = [
     Drain(drain=False),
 ]
 TO_GATEWAY: list[Any] = [
-    WantAdapter(digest="d1"),
+    WantAdapter(name="d1@p1"),
     Hello(
         version=5,
         oldest=1,
@@ -162,6 +162,7 @@ TO_GATEWAY: list[Any] = [
         service={"batch/f": 4},
         cache=b"digest",
         metrics={"turnpike_engine_steps_total": 5.0},
+        adapters=(ResidentAdapter(name="d1@p1", hour=3600, milliseconds=5, ready=True),),
     ),
     Fenced(epoch="g-0", requests=(("r1", 2),)),
 ]

@@ -9,7 +9,7 @@ import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -90,6 +90,14 @@ class Api:
         if answer.status == _ACCEPTED and content.get("object") == "change":
             raise ChangeWaits(content)
         return content
+
+    async def upload(self, path: str, texts: Mapping[str, str], file: tuple[str, IO[bytes]]) -> Any:
+        """What a gateway elsewhere answers to a form with a file. Raises ApiError, CommandError."""
+        assert isinstance(self.transport, Remote), "the caller has looked"
+        answer = await self.transport.send_form(path, texts, file)
+        if answer.status >= 400:
+            raise _error_of(answer)
+        return msgspec.json.decode(answer.content)
 
     async def content(self, name: str, /, **values: Any) -> bytes:
         """The bytes that an operation answers. Raises ApiError."""
@@ -212,12 +220,19 @@ class Remote:
 
     async def send(self, operation: Operation, path: str, query: str, body: bytes) -> Answer:
         """The gateway's answer. Raises CommandError if no gateway of this version answers there."""
+        target = path + (f"?{query}" if query else "")
+        headers = {"content-type": "application/json"} if body else {}
+        return await self._request(operation.method, target, operation.path, content=body or None, headers=headers)
+
+    async def send_form(self, path: str, texts: Mapping[str, str], file: tuple[str, IO[bytes]]) -> Answer:
+        """The gateway's answer to a form with a file, which is read as it is sent. Raises as `send` does."""
+        return await self._request("POST", path, path, data=texts, files={"file": file})
+
+    async def _request(self, method: str, target: str, route: str, **content: Any) -> Answer:
         import httpx
 
-        target = f"{self._url}{path}" + (f"?{query}" if query else "")
-        headers = {"content-type": "application/json"} if body else {}
         try:
-            response = await self.client.request(operation.method, target, content=body or None, headers=headers)
+            response = await self.client.request(method, f"{self._url}{target}", **content)
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             raise CommandError(
                 f"--url: no gateway answers at {self._url}: {str(error) or type(error).__name__}"
@@ -227,8 +242,8 @@ class Remote:
             raise CommandError(f"--url: what answers at {self._url} (HTTP {answer.status}) is no gateway of ours")
         if answer.status == _UNAUTHORIZED:
             raise CommandError(f"--key: {_error_of(answer)}")
-        if answer.status in _NO_ROUTE and str(_error_of(answer)).startswith(("There is no route", operation.method)):
-            raise CommandError(f"--url: the gateway at {self._url} is of another version: it has no {operation.path}")
+        if answer.status in _NO_ROUTE and str(_error_of(answer)).startswith(("There is no route", method)):
+            raise CommandError(f"--url: the gateway at {self._url} is of another version: it has no {route}")
         return answer
 
 

@@ -87,7 +87,12 @@ async def list_models(admin: AdminServices, arguments: argparse.Namespace) -> No
     from gateway.served_models.registry import ModelRegistry
     from turnpike.processes.replica_probe import probe_replicas
 
-    hellos = [probe.hello for probe in await probe_replicas(admin.settings)]
+    probes = await probe_replicas(admin.settings)
+    hellos, uploaded = [probe.hello for probe in probes], await admin.adapters.count_by_model()
+    ready: dict[str, int] = {}
+    for probe in probes:
+        beat, name = probe.heartbeat, probe.hello.model.name
+        ready[name] = ready.get(name, 0) + sum(one.ready for one in (beat.adapters if beat is not None else ()))
     rows = []
     for model in ModelRegistry.load(admin.settings.model_folders):
         try:
@@ -108,6 +113,8 @@ async def list_models(admin: AdminServices, arguments: argparse.Namespace) -> No
                 "min_cacheable_tokens": model.min_cacheable_tokens,
                 "currency": currency,
                 "price_per_million": price,
+                "adapters": uploaded.get(model.name, 0),
+                "adapters_ready": ready.get(model.name, 0),
                 "replicas": [f"{hello.replica} (epoch {hello.epoch}, {hello.model.dtype})" for hello in own],
             }
         )
@@ -115,7 +122,7 @@ async def list_models(admin: AdminServices, arguments: argparse.Namespace) -> No
         print(json.dumps(rows, indent=2))
         return
     print_table(
-        ("model", "digest", "context", "uncached / read / output per million", "replicas"),
+        ("model", "digest", "context", "uncached / read / output per million", "adapters", "replicas"),
         [
             (
                 row["name"],
@@ -124,6 +131,7 @@ async def list_models(admin: AdminServices, arguments: argparse.Namespace) -> No
                 f"{' / '.join(row['price_per_million'].values())} {row['currency']}"  # type: ignore[attr-defined]
                 if row["price_per_million"]
                 else "no price",
+                f"{row['adapters']}, {row['adapters_ready']} ready" if row["adapters"] else "-",
                 ", ".join(row["replicas"]) or "none answers",  # type: ignore[arg-type]  # a list of text
             )
             for row in rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -54,6 +55,15 @@ class _Told(msgspec.Struct):
     rates: ReplicaRates | None
     hour_cost: float
     currency: str
+    adapters: _Adapters | None = None
+
+
+class _Adapters(msgspec.Struct):
+    """How many adapters a replica has ready, in how many slots, and how many in host memory."""
+
+    ready: int
+    slots: int
+    in_host_memory: int
 
 
 def _told(settings: Settings, address: str, first: Probe | None, last: Probe | None, seconds: float) -> _Told:
@@ -74,7 +84,14 @@ def _told(settings: Settings, address: str, first: Probe | None, last: Probe | N
     state = "draining" if metrics.get(DRAINING) else "disk_full" if metrics.get(DISK_FULL) else state
     sentence = bottleneck(state, last.hello, last.heartbeat, rates)
     name, model = last.hello.replica, last.hello.model.name
-    return _Told(address, name, model, sentence, rates, costs.replica_hour, costs.currency)
+    adapters = _adapters(metrics)
+    return _Told(address, name, model, sentence, rates, costs.replica_hour, costs.currency, adapters)
+
+
+def _adapters(metrics: Mapping[str, float]) -> _Adapters | None:
+    names = ("adapters_in_slots", "adapter_slots", "adapters_in_host_memory")
+    ready, slots, held = (int(metrics.get(f"turnpike_engine_{name}", 0)) for name in names)
+    return _Adapters(ready, slots, held) if slots else None
 
 
 def _lines(told: _Told) -> str:
@@ -88,6 +105,10 @@ def _lines(told: _Told) -> str:
         if told.hour_cost:
             million = "nothing was done" if rates.million_cost is None else f"{rates.million_cost:.4f} {told.currency}"
             lines.append(f"  {told.hour_cost:.2f} {told.currency} an hour; a million tokens: {million}")
+    if (adapters := told.adapters) is not None:
+        lines.append(
+            f"  adapters: {adapters.ready} ready in {adapters.slots} slots, {adapters.in_host_memory} in host memory"
+        )
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""`turnpike usage`: print tokens by class, those of drafts, cache storage and exact cost, by project and model."""
+"""`turnpike usage`: tokens by class, drafts, cache storage, ready adapters and exact cost, by project and model."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from turnpike.admin_services import AdminServices
 
 
-_STORED = "stored_token_seconds"
-"""Of cached prompts."""
+_STORED, _RESIDENT = "stored_token_seconds", "resident_millihours"
+"""Of cached prompts, and of adapters that replicas kept ready."""
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -47,6 +47,7 @@ async def print_usage(admin: AdminServices, arguments: argparse.Namespace) -> No
             "drafted": line.drafted,
             "accepted": line.accepted,
             _STORED: line.stored,
+            _RESIDENT: line.resident,
             "currency": line.currency,
             "cost": format_pico(line.cost_pico),
         }
@@ -58,7 +59,7 @@ async def print_usage(admin: AdminServices, arguments: argparse.Namespace) -> No
 def _print_rows(month: str, rows: list[dict[str, object]], form: str) -> None:
     from billing.usage import DRAFTS, METERS
 
-    fixed = ["tenant", "project", "model", "requests", *METERS, *DRAFTS, _STORED, "currency", "cost"]
+    fixed = ["tenant", "project", "model", "requests", *METERS, *DRAFTS, _STORED, _RESIDENT, "currency", "cost"]
     if form == "json":
         print(json.dumps({"month": month, "rows": rows}, indent=2))
     elif form == "csv":
@@ -69,5 +70,6 @@ def _print_rows(month: str, rows: list[dict[str, object]], form: str) -> None:
         print(f"no usage in {month}")
     else:
         # Classes that nobody used are left out of the table; CSV and JSON have every column.
-        shown = [name for name in fixed if name not in (*METERS, *DRAFTS, _STORED) or any(row[name] for row in rows)]
+        seldom = {*METERS, *DRAFTS, _STORED, _RESIDENT}
+        shown = [name for name in fixed if name not in seldom or any(row[name] for row in rows)]
         print_table(shown, [[row[name] for name in shown] for row in rows])

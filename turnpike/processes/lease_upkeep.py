@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import structlog
 
 from billing.prices import PriceCatalog
-from billing.rating.storage_hours import Stored, record_storage
+from billing.rating.hourly_meters import Stored, record_hours
 from billing.reservation.billed_writes import billed_writes
 from billing.reservation.hold_service import HoldService
 from prompt_cache.promise.lease_storage import LeaseStorage, StoredHour
@@ -59,5 +59,5 @@ class LeaseUpkeep:
 
     async def _record(self, hours: Sequence[StoredHour]) -> None:
         stored = [Stored(one.tenant_id, one.project_id, one.model, one.hour, one.token_seconds) for one in hours]
-        if new := await record_storage(self._database, self._prices, stored):
+        if new := await record_hours(self._database, self._prices, stored):
             logger.info("storage of cached prompts is recorded", hours=new)

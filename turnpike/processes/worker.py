@@ -48,6 +48,7 @@ from storage.database.database import JOB_STATEMENT_S, Database, DatabaseUnavail
 from tenancy.directory import Directory, project_public_id
 from tenancy.repositories import Tenancy
 from turnpike.admin_services import AdminServices, address_policy
+from turnpike.processes.adapter_upkeep import AdapterUpkeep
 from turnpike.processes.lease_upkeep import LeaseUpkeep
 from turnpike.processes.registers import ask
 from turnpike.settings.data_folder import read_secrets
@@ -153,17 +154,17 @@ async def job_database(admin: AdminServices) -> AsyncIterator[Database]:
 
 
 def jobs(admin: AdminServices, database: Database) -> list[Job]:
-    """Expire holds and grants, prepare partitions, close periods, make exports, send webhooks, keep leases, remove old
-    rows, anchor the audit log, close days of receipts. Raises InvalidExport, UrlRefused and SecretsError for settings
-    that are wrong.
+    """Expire holds and grants, prepare partitions, close periods, make exports, send webhooks, keep leases, record how
+    long adapters were ready, remove old rows, anchor the audit log, close days of receipts. Raises InvalidExport,
+    UrlRefused and SecretsError for settings that are wrong.
 
     `database`: of `job_database`. What others wait for while it is done, as when a period closes, does not use it.
     """
-    settings, periods = admin.settings, Periods(admin.database, LeaseStorage(admin.database))
+    settings, adapters = admin.settings, AdapterUpkeep(admin.database, admin.prices)
+    periods = Periods(admin.database, LeaseStorage(admin.database), adapters.residency)
     exports = ExportJobs(database, admin.prices, settings.exports)
     dispatcher = webhook_dispatcher(settings, admin.tenancy, admin.database, read_secrets(settings))
     codes = parse_account_codes(settings.account_codes)
-    leases = LeaseUpkeep(admin.database, admin.holds, admin.prices)
     files = file_store(settings, database)
 
     async def sweep() -> bool:
@@ -237,7 +238,8 @@ def jobs(admin: AdminServices, database: Database) -> list[Job]:
         Job("sweep", 30.0, sweep),
         Job("export", 2.0, export),
         Job("webhooks", 1.0, dispatcher.run),
-        Job("leases", 5.0, leases.run),
+        Job("leases", 5.0, LeaseUpkeep(admin.database, admin.holds, admin.prices).run),
+        Job("adapters", 60.0, adapters.run),
         Job("clean", 3600.0, clean),
         Job("anchor", 3600.0, anchor),
         Job("receipts", 300.0, receipts),

@@ -362,6 +362,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             at_most=256,
         ),
     ] = 64
+    max_loras: Annotated[
+        int,
+        _about(
+            "adapters (LoRA) of projects that a replica has ready at a time; others are made ready when a request asks "
+            "for them; 0: none are served",
+            SERVE,
+            ENGINE,
+            at_least=0,
+        ),
+    ] = 16
+    lora_memory: Annotated[
+        int, _about("most bytes of adapters in a replica's host memory, ready or not", SERVE, ENGINE, at_least=1)
+    ] = 4 << 30
     max_running: Annotated[
         int,
         _about(

@@ -29,7 +29,7 @@ export const PAGES: ConsolePage[] = [
   { name: 'sign-in', path: '/sign-in', as: null, fixed: true },
   { name: 'not-found', path: '/no/such/page', fixed: true },
   { name: 'account', path: '/account', fixed: true },
-  ...ofTenant('overview', 'usage', 'cache', 'requests', 'batches', 'files', 'refused', 'playground'),
+  ...ofTenant('overview', 'usage', 'cache', 'requests', 'batches', 'files', 'adapters', 'refused', 'playground'),
   { name: 'batch', path: '/tenants/$tenant/batches', link: /\/batches\/([^/?]+)$/ },
   { name: 'request', path: '/tenants/$tenant/requests', link: /[?&]open=([^&]+)/ },
   ...ofTenant('keys', 'projects', 'members', 'limits', 'budgets', 'webhooks', 'audit'),

@@ -16,6 +16,7 @@ from billing.tables.invoices import ISSUED, invoice, invoice_line
 _CATEGORIES = {
     "usage": "Usage",
     "storage": "Usage",
+    "residency": "Usage",
     "minimum": "Purchase",
     "advance": "Purchase",
     "commitment": "Purchase",

@@ -28,12 +28,13 @@ from billing.invoices.parties.store import lock_documents
 from billing.invoices.store import InvoiceRecord
 from billing.ledger.entries import Entry, Transaction
 from billing.rating.commitment_accounts import read_sent_periods
+from billing.rating.hourly_meters import HOURLY_METERS
 from billing.rating.lines import RatedLine
 from billing.rating.schedules import Schedule, read_schedule
 from billing.tables.books import billing_period
 from billing.tables.invoices import invoice, invoice_line
 from billing.tables.money import ledger_entry, ledger_txn, rollup_hour
-from billing.tables.prices import contract_terms, storage_event
+from billing.tables.prices import contract_terms
 from billing.transaction.opening import recorded_money_transaction
 from storage.database.base import new_id
 from storage.database.database import Database
@@ -161,7 +162,7 @@ async def _ended(session: AsyncSession, tenant_id: UUID) -> list[tuple[str, int]
 
 
 async def _is_billable(session: AsyncSession, tenant_id: UUID, period: str) -> bool:
-    for table in (rollup_hour, storage_event):
+    for table in (rollup_hour, *(meter.events for meter in HOURLY_METERS)):
         row = table.c
         query = select(row.period).where(row.tenant_id == tenant_id, row.period == period).limit(1)
         if await session.scalar(query) is not None:

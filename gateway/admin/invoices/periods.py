@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from billing.periods.periods import Period, Periods, PeriodState, Waiting
 from billing.spool.gateway_epochs import declare_dead
+from file_store.adapter_residency import AdapterResidency
 from gateway.admin.operation import Call, operation
 from gateway.http.policies import demands
 from gateway.http.shapes import Instant, Page, PageQuery, show
@@ -66,7 +67,8 @@ class PeriodOperations:
 
     def __init__(self, gateway: Gateway) -> None:
         database = self._database = gateway.services.database
-        self._periods, self._spool = Periods(database, LeaseStorage(database)), gateway.services.spool
+        self._periods = Periods(database, LeaseStorage(database), AdapterResidency(database))
+        self._spool = gateway.services.spool
 
     @operation("GET", "/admin/v1/periods", demands("periods.read"))
     async def list_periods(self, call: Call, page: PageQuery) -> PeriodList:

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from billing.money import format_pico, minor_digits
-from billing.prices.version import STORAGE
+from billing.prices.version import RESIDENT, STORAGE
 from billing.reports.cost_report import CostGroup, CostLine, CostPage
 from billing.reports.usage_report import Group, Result, UsagePage
 from gateway.dialects.query_parameters import Parameters
@@ -209,17 +209,21 @@ def _cost(line: CostLine) -> CostResult:
         amount=_in_minor(line.cost_pico, line.currency),
         workspace_id=id_text(group.get("project_id")),
         description=f"{group['model']} Usage - {label}" if by_item else None,
-        cost_type=None if not by_item else "tokens" if token_type else "cache_storage",
+        cost_type=_HOURLY_TYPES.get(group["meter"], ("tokens",))[0] if by_item else None,
         token_type=token_type,
         model=group.get("model"),
         service_tier=_SERVICE_TIERS[group["lane"]] if by_item and group["lane"] else None,
     )
 
 
+_HOURLY_TYPES = {STORAGE: ("cache_storage", "Cache Storage"), RESIDENT: ("adapter_residency", "Adapter Residency")}
+"""Types and labels of the costs of what is counted by the hour."""
+
+
 def _token_type(meter: str) -> tuple[str | None, str]:
-    """Anthropic's token type of a meter, and its label in descriptions. Storage is of no type that it has."""
-    if meter == STORAGE:
-        return None, "Cache Storage"
+    """Anthropic's token type of a meter, and its label in descriptions. Hourly meters are of no type that it has."""
+    if meter in _HOURLY_TYPES:
+        return None, _HOURLY_TYPES[meter][1]
     match meter.partition("_"):
         case "read", _, lifetime:
             return "cache_read_input_tokens", f"Input Tokens, Cache Read ({lifetime})"

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from billing.money import format_pico
-from billing.prices.version import STORAGE
+from billing.prices.version import RESIDENT, STORAGE
 from billing.reports.cost_report import CostGroup, CostLine, CostPage, LineItem
 from billing.reports.usage_report import Group, Result, UsagePage
 from billing.usage import METERS
@@ -187,7 +187,7 @@ def _cost(line: CostLine) -> CostResult:
         amount=Amount(Raw(exact.encode()), line.currency.lower(), exact),
         line_item=line_item_name(group["model"], group["lane"], group["meter"]) if by_item else None,
         quantity=line.units if by_item else None,
-        quantity_unit=None if not by_item else "token_seconds" if group["meter"] == STORAGE else "tokens",
+        quantity_unit=_QUANTITY_UNITS.get(group["meter"], "tokens") if by_item else None,
         project_id=id_text(group.get("project_id")),
         api_key_id=id_text(group.get("api_key_id")),
     )
@@ -206,21 +206,23 @@ def _item(meter: str) -> str:
 
 
 _METERS = {_item(meter): meter for meter in METERS}
-_STORAGE_ITEM = "cache_storage"
+_HOURLY_ITEMS = {STORAGE: "cache_storage", RESIDENT: "adapter_residency"}
+_HOURLY_METERS = {item: meter for meter, item in _HOURLY_ITEMS.items()}
+_QUANTITY_UNITS = {STORAGE: "token_seconds", RESIDENT: "millihours"}
 
 
 def line_item_name(model: str, lane: str | None, meter: str) -> str:
     """A line item's name, such as `tiny, input_tokens`. The service tier comes last, unless it is the default."""
     if lane is None:
-        return f"{model}, {_STORAGE_ITEM}"
+        return f"{model}, {_HOURLY_ITEMS[meter]}"
     return ", ".join([model, _item(meter), *([] if lane == "standard" else [SERVICE_TIER_OF[lane]])])
 
 
 def _line_item(name: str) -> LineItem:
     """The inverse of `line_item_name`. Raises InvalidRequest."""
     head, _, last = name.rpartition(", ")
-    if head and last == _STORAGE_ITEM:
-        return head, "", STORAGE
+    if head and last in _HOURLY_METERS:
+        return head, "", _HOURLY_METERS[last]
     lane = next((lane for lane, tier in SERVICE_TIER_OF.items() if tier == last and lane != "standard"), None)
     model, _, item = head.rpartition(", ") if lane else (head, "", last)
     if not model or item not in _METERS:

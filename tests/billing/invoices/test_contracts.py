@@ -22,7 +22,7 @@ from billing.prices import PriceCatalog
 from billing.prices.approval import PriceSheets
 from billing.prices.sheets import PriceProposal
 from billing.rating.contract_store import Contracts
-from billing.rating.storage_hours import Stored, record_storage, storage_lines
+from billing.rating.hourly_meters import Stored, hourly_lines, record_hours
 from billing.rating.terms import parse_terms
 from billing.usage import Usage
 from billing.verification.audit import audit_money
@@ -80,7 +80,7 @@ async def test_a_contract_and_storage_on_real_invoices(database: Database, tmp_p
         Stored(customer.id, project, "stdlib-qa", hour, billions * 10**9 * 3600)
         for project, billions in ((tenant.project_id, 4), (new_id(), 6))
     ]
-    assert await record_storage(database, catalog, stored) == 2
+    assert await record_hours(database, catalog, stored) == 2
     october = await customer.invoice("2026-10")
     # 32.00 of output, 4.00 less by steps and 2.80 by the discount; with 3,600.00 of storage all 30.00 are drawn
     assert await _lines(customer, october) == [
@@ -149,16 +149,16 @@ async def test_late_storage_is_a_correction_on_the_next_invoice(database: Databa
         return [Stored(customer.id, tenant.project_id, "stdlib-qa", first + n * HOUR, million_hours) for n in hours]
 
     await customer.use("2026-10-03", OUTPUT)
-    assert await record_storage(database, catalog, stored(0, 1)) == 2
+    assert await record_hours(database, catalog, stored(0, 1)) == 2
     october = await customer.invoice("2026-10")
     assert await _lines(customer, october) == [("usage", "", 1600), ("storage", "", 72)]
     assert (
-        await record_storage(database, catalog, stored(0, 1, 2, 3)) == 2
+        await record_hours(database, catalog, stored(0, 1, 2, 3)) == 2
     )  # once each, whichever month they are booked in
-    (line,) = await storage_lines(database, catalog, customer.id, "2026-10")
+    (line,) = await hourly_lines(database, catalog, customer.id, "2026-10")
     assert line.units == 2 * million_hours
     set_clock(database, "2026-11-05")
-    assert await record_storage(database, catalog, stored(31 * 24)) == 1
+    assert await record_hours(database, catalog, stored(31 * 24)) == 1
     assert await audit_money(database) == []
     november = await customer.invoice("2026-11")  # without any usage of its own
     assert await _lines(customer, november) == [("storage", "", 36), ("storage", "2026-10", 72)]
@@ -188,7 +188,7 @@ async def test_a_month_of_storage_alone_is_invoiced_before_the_next(database: Da
     tenant = customer.tenant
     set_clock(database, "2026-10-03")
     hour = Stored(customer.id, tenant.project_id, "stdlib-qa", period_bounds("2026-10")[0], 3600 * 10**6)
-    assert await record_storage(database, catalog, [hour]) == 1
+    assert await record_hours(database, catalog, [hour]) == 1
     await Periods(database).close("2026-09")
     await customer.close("2026-10")
     await customer.use("2026-11-05", OUTPUT)

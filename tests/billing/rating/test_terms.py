@@ -19,9 +19,9 @@ from billing.prices.approval import PriceSheets
 from billing.prices.sheets import PriceProposal
 from billing.rating.applying import apply_terms, share, tiered_cost, total
 from billing.rating.contract_store import Contracts
+from billing.rating.hourly_meters import Stored, hourly_lines, record_hours
 from billing.rating.lines import RatedLine
 from billing.rating.rated_lines import rated_lines
-from billing.rating.storage_hours import Stored, record_storage, storage_lines
 from billing.rating.terms import ContractTerms, Discount, InvalidTerms, Minimum, Step, Tiers, parse_terms
 from billing.settlement.settlement import settle
 from billing.tables.prices import contract_terms, storage_event
@@ -305,15 +305,15 @@ async def test_storage_by_token_hour(database: Database) -> None:
     database.clock = literal(first + 3 * hour, Count())
     catalog.forget()
     stored = [Stored(tenant.id, tenant.project_id, "stdlib-qa", first + n * hour, 10**15 + n) for n in range(3)]
-    assert await record_storage(database, catalog, stored[:2]) == 2
-    assert await record_storage(database, catalog, stored) == 1
+    assert await record_hours(database, catalog, stored[:2]) == 2
+    assert await record_hours(database, catalog, stored) == 1
     unpriced = Stored(tenant.id, tenant.project_id, "stdlib-qa", first - 10**6 * hour, 5)
-    assert await record_storage(database, catalog, [unpriced]) == 0
+    assert await record_hours(database, catalog, [unpriced]) == 0
     for wrong_hour in (first + 3 * hour, first + 1):
         with pytest.raises(InvalidUsage):
-            await record_storage(database, catalog, [Stored(tenant.id, tenant.project_id, "m", wrong_hour, 1)])
-    lines = await storage_lines(database, catalog, tenant.id, period_of(first))
-    lines += [] if period_of(first) == period_of(first + 2 * hour) else await storage_lines(
+            await record_hours(database, catalog, [Stored(tenant.id, tenant.project_id, "m", wrong_hour, 1)])
+    lines = await hourly_lines(database, catalog, tenant.id, period_of(first))
+    lines += [] if period_of(first) == period_of(first + 2 * hour) else await hourly_lines(
         database, catalog, tenant.id, period_of(first + 2 * hour))  # fmt: skip
     units = 3 * 10**15 + 3
     assert sum(line.units for line in lines) == units

@@ -1,4 +1,4 @@
-"""Reports, exports and invoices say the same: each of usage and cache storage, to the pico, also after adjustments."""
+"""Reports, exports and invoices say the same: usage and hourly meters, to the pico, also after adjustments."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from billing.exports.files import ExportOrder, dataset_of, export, format_of
 from billing.prices import PriceCatalog
 from billing.prices.approval import PriceSheets
 from billing.prices.sheets import PriceProposal
-from billing.prices.version import STORAGE
+from billing.prices.version import RESIDENT, STORAGE
 from billing.rating.contract_store import Contracts
-from billing.rating.storage_hours import Stored, record_storage
+from billing.rating.hourly_meters import READY_ADAPTERS, Stored, record_hours
 from billing.rating.terms import ContractTerms, Discount
 from billing.reports.cost_report import cost_buckets
 from billing.reports.usage_report import usage_buckets, usage_by_project_and_model
@@ -29,12 +29,13 @@ from tests.billing.invoices.customers import Customer, set_clock
 from tests.billing.recorded import HOUR
 
 _NAMES = DisplayNames()
+_USED = ("usage", "storage", "residency")
 
 
 async def _month(database: Database) -> tuple[Customer, PriceCatalog, str]:
-    """Tokens, storage and a discount in October, one adjustment before its close and one after it."""
+    """Tokens, storage, a ready adapter and a discount in October, one adjustment before its close and one after it."""
     customer, catalog = await Customer.make(database, 10**13), PriceCatalog(database)
-    rows = dict(customer.tenant.version.rows) | {(STORAGE, "*", 0): 3_600_000}
+    rows = dict(customer.tenant.version.rows) | {(STORAGE, "*", 0): 3_600_000, (RESIDENT, "*", 0): 50_000_000}
     await PriceSheets(database).put(PriceProposal(model="stdlib-qa", rows=rows), by="ann")
     customer.tenant.version = await catalog.current("stdlib-qa")
     terms = ContractTerms(discounts=(Discount(basis_points=1_000),))
@@ -46,7 +47,10 @@ async def _month(database: Database) -> tuple[Customer, PriceCatalog, str]:
         set_clock(database, day)
         hour = await database.now() // HOUR * HOUR - HOUR
         stored = Stored(customer.id, customer.tenant.project_id, "stdlib-qa", hour, 3_599 * 10**6 + 1)
-        assert await record_storage(database, catalog, [stored]) == 1
+        assert await record_hours(database, catalog, [stored]) == 1
+        ready = Stored(customer.id, customer.tenant.project_id, "stdlib-qa:support", hour, 777, base="stdlib-qa")
+        assert await record_hours(database, catalog, [ready], READY_ADAPTERS) == 1
+        assert await record_hours(database, catalog, [ready], READY_ADAPTERS) == 0, "an hour is recorded once"
     await customer.invoice("2026-10")
     return customer, catalog, str(early[0].id)
 
@@ -54,21 +58,22 @@ async def _month(database: Database) -> tuple[Customer, PriceCatalog, str]:
 async def test_every_report_agrees_with_the_invoice(database: Database, tmp_path: Path) -> None:
     customer, catalog, _ = await _month(database)
     invoiced = await _invoiced(customer, "2026-10")
-    used = {kind: sum(pico for k, _, pico in invoiced if k == kind) for kind in ("usage", "storage", "discount")}
+    used = {kind: sum(pico for k, _, pico in invoiced if k == kind) for kind in (*_USED, "discount")}
     assert used["usage"] > 0
     assert used["storage"] > 0
+    assert used["residency"] == 2 * 777 * 50_000_000
     assert used["discount"] < 0
     said = await _said(customer, catalog, "2026-10", tmp_path)
-    whole = used["usage"] + used["storage"]
+    whole = sum(used[kind] for kind in _USED)
     assert said == dict.fromkeys(said, whole) | {"usage by time": used["usage"], "usage export": used["usage"]}
-    line_items = {meter: pico for kind, meter, pico in invoiced if kind in ("usage", "storage")}
+    line_items = {meter: pico for kind, meter, pico in invoiced if kind in _USED}
     assert await _by_meter(customer, catalog, "2026-10") == line_items
     focus = await _rows(customer, catalog, "focus", "2026-10", tmp_path)
     of_lines = _sum((row for row in focus if row["ChargeCategory"] == "Usage"), lambda row: row["ListCost"])
     record = await customer.invoices.of_period(customer.id, "2026-10")
     assert record is not None
     lines = (await customer.invoices.document(record)).lines
-    assert of_lines == sum(line.net for line in lines if line.kind in ("usage", "storage")) * 10**10
+    assert of_lines == sum(line.net for line in lines if line.kind in _USED) * 10**10
 
 
 async def test_a_closed_month_stays_as_it_was_closed(database: Database, tmp_path: Path) -> None:
@@ -79,7 +84,7 @@ async def test_a_closed_month_stays_as_it_was_closed(database: Database, tmp_pat
     await adjust(database, catalog, customer.id, UUID(events[0]["request_id"]), {"uncached": -1_001}, reason="late")
     late = await database.now() // HOUR * HOUR - 24 * 20 * HOUR  # an hour of October that was recorded late
     stored = Stored(customer.id, customer.tenant.project_id, "stdlib-qa", late, 17)
-    assert await record_storage(database, catalog, [stored]) == 1
+    assert await record_hours(database, catalog, [stored]) == 1
     assert await _said(customer, catalog, "2026-10", tmp_path) == before
     await customer.invoice("2026-11")
     invoiced = await _invoiced(customer, "2026-11")

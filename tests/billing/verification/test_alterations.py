@@ -49,9 +49,9 @@ from billing.platform_settings import PlatformSettings
 from billing.prices import PriceCatalog
 from billing.prices.approval import PriceSheets
 from billing.prices.sheets import PriceProposal
-from billing.prices.version import STORAGE
+from billing.prices.version import RESIDENT, STORAGE
 from billing.rating.contract_store import Contracts
-from billing.rating.storage_hours import Stored, record_storage
+from billing.rating.hourly_meters import READY_ADAPTERS, Stored, record_hours
 from billing.rating.terms import ContractTerms
 from billing.receipts.policies import ReceiptPolicies
 from billing.replica_journals.lost_journals import declare_lost
@@ -60,7 +60,7 @@ from billing.settlement.settlement import settle
 from billing.tables.books import replica_journal, seal, seal_checkpoint
 from billing.tables.invoices import invoice
 from billing.tables.money import balance, grant
-from billing.tables.prices import storage_event
+from billing.tables.prices import residency_event, storage_event
 from billing.usage import Usage
 from billing.verification.audit import audit_money
 from billing.verification.reconciliation import reconcile
@@ -150,7 +150,7 @@ async def books(database: Database, tmp_path: Path) -> Database:
     """Books with a row in every table."""
     database.keyring = Keyring(1, {1: b"a key that is kept apart"})
     customer = await Customer.make(database, 10**12)
-    rows = dict(customer.tenant.version.rows) | {(STORAGE, "*", 0): 3_600_000}
+    rows = dict(customer.tenant.version.rows) | {(STORAGE, "*", 0): 3_600_000, (RESIDENT, "*", 0): 50_000_000}
     await PriceSheets(database).put(PriceProposal(model="stdlib-qa", rows=rows), by="ann")
     catalog = PriceCatalog(database)
     customer.tenant.version = await catalog.current("stdlib-qa")
@@ -168,9 +168,11 @@ async def books(database: Database, tmp_path: Path) -> Database:
     await customer.use("2026-10-03", Usage(uncached=20_000_000, output=10_000_000))
     hour = await database.now() // HOUR * HOUR
     set_clock(database, "2026-10-04")
-    await record_storage(
+    await record_hours(
         database, catalog, [Stored(customer.id, customer.tenant.project_id, "stdlib-qa", hour, 3_600 * 10**6)]
     )
+    ready = Stored(customer.id, customer.tenant.project_id, "stdlib-qa:support", hour, 500, base="stdlib-qa")
+    await record_hours(database, catalog, [ready], READY_ADAPTERS)
     holds = HoldService(database)
     expired = await holds.reserve(customer.tenant.request(10**9))
     await holds.sweep(expired.expires_at)
@@ -321,16 +323,21 @@ def _other(column: Column[Any], value: Any) -> Any:
 
 @pytest.mark.slow
 async def test_storage_that_does_not_recompute_or_is_not_billed(books: Database) -> None:
-    for name, more, whats in (
-        ("cost_pico", 1, {"storage does not recompute"}),
-        ("token_seconds", 3600, {"storage does not recompute", "an invoice is not the sum of its events"}),
+    not_the_sum = "an invoice is not the sum of its events"
+    for column, more, whats in (
+        (storage_event.c.cost_pico, 1, {"storage does not recompute"}),
+        (
+            storage_event.c.token_seconds,
+            3600,
+            {"storage does not recompute", not_the_sum},
+        ),
+        (residency_event.c.millihours, 1, {"residency does not recompute", not_the_sum}),
     ):
-        column = storage_event.c[name]
         async with unguarded(books) as session:
-            await session.execute(update(storage_event).values({column: column + more}))
+            await session.execute(update(column.table).values({column: column + more}))
         assert {finding.what for finding in await audit_money(books)} == {"a row of the books was altered", *whats}
         async with unguarded(books) as session:
-            await session.execute(update(storage_event).values({column: column - more}))
+            await session.execute(update(column.table).values({column: column - more}))
     assert await audit_money(books) == []
 
 

@@ -15,13 +15,13 @@ from protocol.requests import Sampling
 
 @dataclass(frozen=True)
 class Named:
-    digest: str
+    name: str
     fails: bool = False
 
     def load(self) -> object:
         if self.fails:
-            raise MemoryError(self.digest)
-        return f"weights of {self.digest}"
+            raise MemoryError(self.name)
+        return f"weights of {self.name}"
 
 
 class Bench:

@@ -10,7 +10,8 @@ import pytest_asyncio
 
 from model_files.adapter_file import pack, read_packed
 from prompt_cache.model_digest import text_digest
-from protocol.adapters import AdapterPart, DropAdapter, WantAdapter
+from protocol.adapters import AdapterPart, DropAdapter, WantAdapter, adapter_name, digest_of
+from protocol.replicas import Heartbeat
 from protocol.requests import Abort
 from tests import adapter_files
 from tests.engine.conftest import SCOPES, VOCABULARY, generate, make_bench
@@ -33,7 +34,7 @@ def content(model: Path, seed: int = 1, hidden: int = 48) -> tuple[str, bytes]:
     """An adapter's digest and its content."""
     shapes = {name: (out, hidden if size == 48 else size) for name, (out, size) in adapter_files.SHAPES.items()}
     packed = pack(adapter_files.config(), adapter_files.safetensors(adapter_files.matrices(seed=seed, shapes=shapes)))
-    return read_packed(packed, text_digest(model)).digest, packed
+    return adapter_name(read_packed(packed, text_digest(model)).digest, "a"), packed
 
 
 async def wanted(client: Client) -> str:
@@ -42,7 +43,7 @@ async def wanted(client: Client) -> str:
         message = await client.hear()
         assert message is not None
         if isinstance(message, WantAdapter):
-            return message.digest
+            return message.name
 
 
 def send(client: Client, digest: str, packed: bytes, part: int = 5000) -> None:
@@ -146,3 +147,29 @@ async def test_parts_out_of_order_end_the_connection(replica: ReplicaProcess, ti
     await other.finished("base")
     assert other.tokens["base"], "the replica serves others on"
     await other.close()
+
+
+async def test_equal_adapters_of_two_owners_are_two(replica: ReplicaProcess, tiny_model: Path) -> None:
+    """The second owner waits as long as if nobody had it; what is ready is said of each alone."""
+    name, packed = content(tiny_model)
+    other = adapter_name(digest_of(name), "b")
+    client = await Client.dial(replica.path)
+    client.send(*ALL, generate("first", PROMPT, 2, adapter=name))
+    assert await wanted(client) == name
+    send(client, name, packed)
+    await client.finished("first")
+    client.send(generate("second", PROMPT, 2, adapter=other))
+    assert await wanted(client) == other
+    send(client, other, packed)
+    await client.finished("second")
+    assert client.tokens["first"] == client.tokens["second"]
+    while True:
+        message = await client.hear()
+        if isinstance(message, Heartbeat) and len(message.adapters) == 2:
+            break
+    assert {one.name for one in message.adapters if one.ready} == {name, other}
+    client.send(DropAdapter(name))
+    while {one.name for one in message.adapters if one.ready} != {other}:
+        heard = await client.hear()
+        message = heard if isinstance(heard, Heartbeat) else message
+    await client.close()

@@ -15,6 +15,8 @@ from tests.gateway.access.proofs_v1 import (
     a_closed_day,
     a_file,
     a_response,
+    adapter_form,
+    an_adapter,
     an_ended_batch,
     an_endpoint,
 )
@@ -52,6 +54,25 @@ async def _(world: World, place: Place) -> Call:
 @proof("admin_retrieve_file", "admin_delete_file")
 async def _(world: World, place: Place) -> Call:
     return Call({"tenant": place.tenant_name, "file": await a_file(world, place)})
+
+
+@proof("admin_list_adapters")
+async def _(world: World, place: Place) -> Call:
+    return Call({"tenant": place.tenant_name}, query={"limit": 100}, tells=(await an_adapter(world, place),))
+
+
+@proof("admin_retrieve_adapter", "admin_delete_adapter")
+async def _(world: World, place: Place) -> Call:
+    return Call({"tenant": place.tenant_name, "adapter": await an_adapter(world, place)})
+
+
+@proof("admin_upload_adapter_of_project")
+async def _(world: World, place: Place) -> Call:
+    return Call(
+        {"tenant": place.tenant_name, "project": place.project_name},
+        body=adapter_form("boundary"),
+        headers={"content-type": "multipart/form-data; boundary=boundary"},
+    )
 
 
 @proof("admin_download_file")

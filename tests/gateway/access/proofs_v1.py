@@ -152,7 +152,8 @@ async def an_upload(world: World, place: Place) -> str:
     return str(answer.json()["id"])
 
 
-def _adapter_form(boundary: str) -> bytes:
+def adapter_form(boundary: str) -> bytes:
+    """The form of a new adapter."""
     targets = ("self_attn.q_proj",)
     content = safetensors(matrices(4, targets, layers=1))
     texts = (("model", "tiny"), ("name", f"a{next(_ADAPTERS)}"), ("config", config(4, 8, targets).decode()))
@@ -167,7 +168,7 @@ def _adapter_form(boundary: str) -> bytes:
 async def an_adapter(world: World, place: Place) -> str:
     """The id of a new adapter of the place."""
     headers = bearer(place.keys["project_key"]) | {"content-type": "multipart/form-data; boundary=boundary"}
-    answer = await world.call("POST", "/v1/adapters", headers, body=_adapter_form("boundary"))
+    answer = await world.call("POST", "/v1/adapters", headers, body=adapter_form("boundary"))
     assert answer.status_code == 200, answer.text
     return str(answer.json()["id"])
 
@@ -200,7 +201,7 @@ async def _(world: World, place: Place) -> Call:
 
 @proof("create_adapter")
 async def _(world: World, place: Place) -> Call:
-    return Call(body=_adapter_form("boundary"), headers={"content-type": "multipart/form-data; boundary=boundary"})
+    return Call(body=adapter_form("boundary"), headers={"content-type": "multipart/form-data; boundary=boundary"})
 
 
 @proof("list_adapters")

@@ -13,6 +13,7 @@ from billing.prices import PriceCatalog
 from file_store.adapters import MOST_ADAPTERS
 from gateway.services import GatewayOptions
 from model_files.adapter_file import read_packed
+from protocol.adapters import adapter_name
 from tests import adapter_files
 from tests.gateway.endpoints.test_files import blobs, folder_of, foreign_key
 from tests.gateway.stack import PRICES, Stack, running_stack
@@ -60,9 +61,10 @@ async def test_an_adapter_is_uploaded_asked_for_billed_and_deleted(stack: Stack)
     base = await stack.post(chat("tiny"))
     assert base.json()["model"] == "tiny"
     sent = {run.generate.adapter for run in stack.replica.runs.values()}
-    assert sent == {"", adapter["digest"]}
-    await stack.until(lambda: len(stack.replica.adapters[adapter["digest"]]) == adapter["bytes"])
-    arrived = read_packed(stack.replica.adapters[adapter["digest"]], next(iter(stack.models)).text_digest)
+    name = adapter_name(adapter["digest"], stack.project.id.hex)
+    assert sent == {"", name}
+    await stack.until(lambda: len(stack.replica.adapters[name]) == adapter["bytes"])
+    arrived = read_packed(stack.replica.adapters[name], next(iter(stack.models)).text_digest)
     assert arrived.digest == adapter["digest"]
     events = await stack.settled(2)
     assert [event.model for event in events] == ["tiny:support", "tiny"]
@@ -73,7 +75,7 @@ async def test_an_adapter_is_uploaded_asked_for_billed_and_deleted(stack: Stack)
     gone = await call(stack, "DELETE", f"/v1/adapters/{adapter['id']}")
     assert gone.json() == {"id": adapter["id"], "object": "adapter", "deleted": True}
     assert blobs(folder_of(stack)) == []
-    await stack.until(lambda: adapter["digest"] not in stack.replica.adapters)
+    await stack.until(lambda: name not in stack.replica.adapters)
     for path in (f"/v1/adapters/{adapter['id']}", "/v1/models/tiny:support"):
         assert (await call(stack, "GET", path)).status_code == 404
     assert (await stack.post(chat("tiny:support"))).status_code == 404

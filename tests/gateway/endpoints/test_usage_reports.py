@@ -14,7 +14,7 @@ from billing.prices import PriceCatalog
 from billing.prices.approval import PriceSheets
 from billing.prices.sheets import PriceProposal
 from billing.prices.version import STORAGE
-from billing.rating.storage_hours import Stored, record_storage
+from billing.rating.hourly_meters import Stored, record_hours
 from billing.reports.usage_report import usage_by_project_and_model
 from billing.usage import Usage
 from storage.database.base import Count, from_instant, new_id
@@ -255,7 +255,7 @@ async def test_cache_storage_is_a_line_item_of_both_cost_reports(stack: Stack) -
     start = await stack.database.now() // DAY * DAY
     stack.database.clock = literal(start + 3 * DAY, Count())
     stored = Stored(stack.tenant.id, stack.project.id, tenant.version.model, start + 2 * DAY, 3_600 * 10**6)
-    assert await record_storage(stack.database, PriceCatalog(stack.database), [stored]) == 1
+    assert await record_hours(stack.database, PriceCatalog(stack.database), [stored]) == 1
     span = {"start_time": start // 1_000_000, "end_time": (start + 4 * DAY) // 1_000_000}
     async with stack.openai(stack.admin_key, admin_api_key=stack.admin_key) as client:
         costs = client.admin.organization.usage.costs

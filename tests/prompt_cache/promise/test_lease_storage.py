@@ -13,7 +13,7 @@ from sqlalchemy import literal, select, update
 from billing.calendar import period_bounds
 from billing.periods.periods import PeriodOpen, Periods
 from billing.prices import PriceCatalog
-from billing.rating.storage_hours import storage_lines
+from billing.rating.hourly_meters import hourly_lines
 from billing.reservation.hold_service import HoldService
 from prompt_cache.promise.lease_decider import LeaseDecider
 from prompt_cache.promise.lease_decisions import LeaseWish, Mark
@@ -101,16 +101,16 @@ async def test_hours_are_recorded_once_and_reach_the_invoice(database: Database)
     at(3600 + 299)
     while await upkeep.run():
         pass
-    assert await storage_lines(database, catalog, tenant, "2026-11") == []
+    assert await hourly_lines(database, catalog, tenant, "2026-11") == []
     at(2 * 3600 + 300)
     while await upkeep.run():
         pass
-    (line,) = await storage_lines(database, catalog, tenant, "2026-11")
+    (line,) = await hourly_lines(database, catalog, tenant, "2026-11")
     a, ab = (800 - 600) + (4400 - 800) + (4500 - 4400), 4400 - 800
     assert line.units == 64 * (a + ab)
     assert line.exact_pico == line.units * 3_600_000 // 3600
     assert await upkeep.run() is False
-    assert await storage_lines(database, catalog, tenant, "2026-11") == [line]
+    assert await hourly_lines(database, catalog, tenant, "2026-11") == [line]
 
 
 async def test_a_failed_hour_is_told_again(database: Database) -> None:
@@ -288,14 +288,14 @@ async def test_a_month_waits_for_its_storage_before_it_closes(database: Database
     november, december = period_bounds("2026-11")
     await written(database, at(december - 600 * SECOND), "a", "1h", tenant)  # reaches 50 minutes into December
     at(december + 7200 * SECOND)
-    assert (await periods.waiting("2026-11")).storage == december - HOUR
-    with pytest.raises(PeriodOpen, match="storage of cached prompts"):
+    assert (await periods.waiting("2026-11")).hour == december - HOUR
+    with pytest.raises(PeriodOpen, match="cached prompts and adapters"):
         await periods.close("2026-11")
     while await upkeep.run():
         pass
     assert (await periods.waiting("2026-11")).reasons() == []
     assert (await periods.close("2026-11")).state == "closed"
-    (line,) = await storage_lines(database, catalog, tenant, "2026-11")
+    (line,) = await hourly_lines(database, catalog, tenant, "2026-11")
     assert (line.units, line.corrects_period) == (64 * 600, None)
     assert november < december
 
@@ -305,11 +305,11 @@ async def test_a_month_waits_for_storage_that_nobody_knows_to_be_paid(database: 
     periods, (_, december) = Periods(database, storage), period_bounds("2026-11")
     await written(database, december - 600 * SECOND, "a", "5m", paid=False)
     database.clock = literal(december + 7200 * SECOND, Count())
-    assert (await periods.waiting("2026-11")).storage == december - HOUR
+    assert (await periods.waiting("2026-11")).hour == december - HOUR
     database.clock = literal(december + MOST_WAIT + 7200 * SECOND, Count())
     while await storage.record_next(_keep([])):
         pass
-    assert (await periods.waiting("2026-11")).storage is None
+    assert (await periods.waiting("2026-11")).hour is None
 
 
 def _keep(kept: list[StoredHour]) -> Callable[[Sequence[StoredHour]], Awaitable[None]]:

@@ -30,6 +30,7 @@ METER_WORDS = {
     "write-12h": "… for 12 hours",
     "write-24h": "… for 24 hours",
     "storage": "cached tokens stored for an hour, PRICE for a million token-hours",
+    "resident": "an adapter that a replica keeps ready, PRICE for 1,000 hours",
 }
 """A word of the command line for each meter; `read` is every class's read price."""
 _CELL = re.compile(r"([a-z0-9_-]+)(?:@([a-z]+))?(?::(\d{1,12}))?", re.ASCII)

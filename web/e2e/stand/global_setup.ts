@@ -47,6 +47,7 @@ export default async function setUp(project: TestProject): Promise<() => Promise
     for (const email of [FINANCE, ADMIN]) await givePassword(url, owner, email);
     await makeEmptyTenant(url, owner.cookie);
     await makeBatch(url, owner.cookie);
+    await makeAdapter(url, owner.cookie);
     project.provide('stand', { url, folder, demonstration, owner: owner.cookie });
   } catch (error) {
     await role.stop('SIGKILL');
@@ -110,6 +111,30 @@ async function makeBatch(url: string, cookie: string): Promise<void> {
       body: JSON.stringify(order),
     }),
   );
+}
+
+/** An adapter of the same tenant, of rank 1, for the first layer's queries. */
+async function makeAdapter(url: string, cookie: string): Promise<void> {
+  const tenant = '/admin/v1/tenants/nordlicht';
+  const projects = await call<{ data: { name: string }[] }>(url, { cookie }, 'GET', `${tenant}/projects`);
+  const model = JSON.parse(readFileSync(join(ROOT, 'models/stdlib-qa/config.json'), 'utf8')) as Record<string, number>;
+  const { hidden_size: hidden, num_attention_heads: heads, head_dim: dim } = model as Record<string, number>;
+  const queries = heads! * (dim ?? hidden! / heads!);
+  const name = 'base_model.model.model.layers.0.self_attn.q_proj.lora_';
+  const header = JSON.stringify({
+    [`${name}A.weight`]: { dtype: 'F32', shape: [1, hidden], data_offsets: [0, 4 * hidden!] },
+    [`${name}B.weight`]: { dtype: 'F32', shape: [queries, 1], data_offsets: [4 * hidden!, 4 * (hidden! + queries)] },
+  });
+  const length = Buffer.alloc(8);
+  length.writeBigUInt64LE(BigInt(header.length));
+  const form = new FormData();
+  form.append('model', 'stdlib-qa');
+  form.append('name', 'support');
+  form.append('config', JSON.stringify({ peft_type: 'LORA', r: 1, lora_alpha: 2, target_modules: ['q_proj'] }));
+  form.append('file', new Blob([length, header, new Uint8Array(4 * (hidden! + queries))]), 'adapter_model.safetensors');
+  const path = `${url}${tenant}/projects/${encodeURIComponent(projects.data[0]!.name)}/adapters`;
+  const headers = { 'x-turnpike-csrf': '1', cookie };
+  await answered(await fetch(path, { method: 'POST', headers, body: form }));
 }
 
 async function answered(response: Response): Promise<{ id: string }> {

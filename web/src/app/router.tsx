@@ -4,6 +4,7 @@ import { createRouter } from '@tanstack/react-router';
 
 import { ProblemPage } from '~/components/ProblemPage';
 import { accountRoutes, platformAccessRoutes, signInRoutes, tenantAccessRoutes } from '~/pages/access/routes';
+import { tenantAdapterRoutes } from '~/pages/adapters/routes';
 import { tenantBatchRoutes } from '~/pages/batches/routes';
 import { platformFleetRoutes } from '~/pages/fleet/routes';
 import { homeRoute } from '~/pages/home/routes';
@@ -31,6 +32,7 @@ const routeTree = rootRoute.addChildren([
       ...tenantUsageRoutes,
       ...tenantRequestRoutes,
       ...tenantBatchRoutes,
+      ...tenantAdapterRoutes,
       ...tenantPlaygroundRoutes,
       ...tenantAccessRoutes,
       ...tenantMoneyRoutes,

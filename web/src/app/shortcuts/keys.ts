@@ -10,6 +10,7 @@ const LETTERS: Record<string, string> = {
   '/tenants/$tenant/refused': 'x',
   '/tenants/$tenant/batches': 'j',
   '/tenants/$tenant/files': 'g',
+  '/tenants/$tenant/adapters': 'z',
   '/tenants/$tenant/playground': 'y',
   '/tenants/$tenant/keys': 'k',
   '/tenants/$tenant/projects': 'p',
@@ -28,7 +29,6 @@ const LETTERS: Record<string, string> = {
   '/platform/fleet': 'f',
   '/platform/approvals': 'v',
   '/platform/prices': 's',
-  '/platform/users': 'z',
 };
 
 /** A page that `g` and a letter lead to. */

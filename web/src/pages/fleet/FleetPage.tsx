@@ -11,7 +11,17 @@ import { Loaded } from '~/components/Loaded';
 import { Page } from '~/components/Page';
 import { State } from '~/components/values';
 
-import { announcement, attentionOf, draftsOf, laneRows, ratesOf, stateOf, tierRows, type TierRow } from './replicas';
+import {
+  adaptersOf,
+  announcement,
+  attentionOf,
+  draftsOf,
+  laneRows,
+  ratesOf,
+  stateOf,
+  tierRows,
+  type TierRow,
+} from './replicas';
 
 type Replica = Schema<'ReplicaObject'>;
 
@@ -84,6 +94,9 @@ function ReplicaCard({ replica }: { replica: Replica }) {
         {replica.rates !== null && <Text size="sm">{ratesOf(replica.rates)}</Text>}
         {attention !== '' && <Text size="sm">{attention}</Text>}
         {drafts !== '' && <Text size="sm">{drafts}</Text>}
+        <Text size="sm" className="wraps">
+          {adaptersOf(replica)}
+        </Text>
         <DataTable
           caption={`Queues of ${replica.name}`}
           columns={[

@@ -1,6 +1,6 @@
 import { expect, test } from 'vitest';
 
-import { announcement, attentionOf, draftsOf, laneRows, ratesOf, stateOf, tierRows } from './replicas';
+import { adaptersOf, announcement, attentionOf, draftsOf, laneRows, ratesOf, stateOf, tierRows } from './replicas';
 
 const REPLICA = {
   name: 'replica-0',
@@ -77,4 +77,19 @@ test('the last minute of a replica, with what is known of its device and costs',
   expect(ratesOf({ ...rates, bandwidth: null, arithmetic: null, million_cost: null })).toBe(
     'Last minute: at work 90 % of the time; 1,200 prompt tokens a second computed, 50 read, 900 drawn.',
   );
+});
+
+test('which adapters are ready', () => {
+  expect(adaptersOf({ adapters: [], metrics: {} })).toBe('It serves no adapters.');
+  const metrics = { turnpike_engine_adapter_slots: 16, turnpike_engine_adapters_in_host_memory: 40 };
+  expect(adaptersOf({ adapters: [], metrics })).toBe('Adapters: none is ready; 16 slots, 40 in host memory.');
+  const [of, gone] = [
+    { tenant_id: 't', project_id: 'p', digest: '9'.repeat(64) },
+    { tenant_id: null, project_id: null },
+  ];
+  const adapters = [
+    { id: 'a', model: 'tiny:support', ...of },
+    { id: null, model: null, ...of, ...gone },
+  ];
+  expect(adaptersOf({ adapters, metrics })).toContain('ready are tiny:support, 999999999999 (deleted)');
 });

@@ -125,3 +125,13 @@ export function tierRows({ memory }: Replica): TierRow[] {
     filled: each.total === 0 ? 0 : Math.round((100 * (each.total - each.free)) / each.total),
   }));
 }
+
+/** Which adapters are ready, in a sentence. */
+export function adaptersOf({ adapters, metrics }: Pick<Schema<'ReplicaObject'>, 'adapters' | 'metrics'>): string {
+  const figure = (name: string): number => metrics[`turnpike_engine_${name}`] ?? 0;
+  const slots = figure('adapter_slots');
+  if (slots === 0) return 'It serves no adapters.';
+  const names = adapters.map((adapter) => adapter.model ?? `${adapter.digest.slice(0, 12)} (deleted)`);
+  const ready = names.length === 0 ? 'none is ready' : `ready are ${names.join(', ')}`;
+  return `Adapters: ${ready}; ${slots} slots, ${figure('adapters_in_host_memory')} in host memory.`;
+}
