@@ -15,7 +15,7 @@ from billing.replica_journals.comparison import JournalReport
 from billing.settlement.lost_attempt_events import attempt_id
 from billing.verification import audit
 from billing.verification.reconciliation import reconcile
-from gateway.fleet import cache_affinity
+from gateway.fleet import router
 from gateway.services import GatewayOptions
 from protocol.requests import ATTEMPT_VERSION
 from tests.fast import only_fast
@@ -27,7 +27,7 @@ from tests.gateway.stack import Stack, quick_timeouts, running_stack
 @pytest.fixture(autouse=True)
 def first_replica_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """New conversations go to the replica whose name comes first."""
-    monkeypatch.setattr(cache_affinity, "_rendezvous", lambda key, replica: bytes(255 - b for b in replica.encode()))
+    monkeypatch.setattr(router, "rendezvous", lambda key, replica: replica.encode())
 
 
 @asynccontextmanager
