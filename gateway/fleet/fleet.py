@@ -185,6 +185,11 @@ class Fleet:
         self.routing.share(hello.model.name, sent, request, scopes, self.links)
         return stream
 
+    def backlog(self, model: str) -> float:
+        """Seconds of work that wait for the replicas of a model, in seconds of one replica; also for one that is not
+        there yet."""
+        return self.routing.backlog(model, self.healthy(model))
+
     def purge(self, model: str, scope: str, keys: tuple[bytes, ...]) -> None:
         """Ask every replica of the model that can be reached to drop these blocks."""
         for link in self.links:

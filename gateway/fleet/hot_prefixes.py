@@ -19,6 +19,7 @@ _HOT = 0.25
 """Seconds of prefill that a second's requests would take without a cache, from which a prefix is hot."""
 _LEAST_S = 0.05
 """A prefix that is computed in less is not worth a second home."""
+_LEAST = 3
 _REMEMBERED = 20_000
 _STRIDE = 4
 """Every so many names of a prompt are watched."""
@@ -58,7 +59,7 @@ class HotPrefixes:
             if seconds < _LEAST_S:
                 continue
             heat = requests * self.gateways * seconds * math.log(2) / _HALF_LIFE_S
-            if requests >= 2 and heat >= _HOT:
+            if requests >= _LEAST and heat >= _HOT:
                 found = name, ends[index], 2 + int(heat / (4 * _HOT))
         while len(self._asked) > _REMEMBERED:
             self._asked.popitem(last=False)
@@ -76,8 +77,7 @@ class HotPrefixes:
 
     def _count(self, name: Name, goes_on: Name | None, now: float) -> float:
         requests, at, before = self._asked.get(name, (0.0, now, None))
-        same = goes_on is not None and goes_on == before
-        requests = requests * math.exp2((at - now) / _HALF_LIFE_S) + (not same)
+        requests = requests * math.exp2((at - now) / _HALF_LIFE_S) + (not requests or goes_on != before)
         self._asked[name] = requests, now, goes_on
         self._asked.move_to_end(name)
         return requests

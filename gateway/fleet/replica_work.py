@@ -39,9 +39,6 @@ class Credit(Struct):
     rows: int = 1
     began_at: float = math.nan
     """When the replica began with it."""
-    counted: bool = True
-    """Whether its prompt is still to be computed."""
-    decodes: bool = False
 
 
 class ReplicaWork:
@@ -49,9 +46,11 @@ class ReplicaWork:
 
     def __init__(self) -> None:
         self.figures = ReplicaFigures()
-        self._credits: list[Credit] = []
+        self._credits: dict[int, Credit] = {}
+        """Own requests whose prompts are to be computed, by identity."""
+        self._decoding: dict[int, Credit] = {}
         self._decodes = 0
-        """Own requests that decode."""
+        """Outputs of own requests that decode."""
         self._others: dict[Lane, float] = dict.fromkeys(LANES, 0.0)
         self._others_decoding = 0
         self._heard_at = -math.inf
@@ -61,7 +60,7 @@ class ReplicaWork:
         self.figures = figures
         pressed = figures.token_s * self.pressure
         for lane in LANES:
-            own = sum(self._left(credit, now) for credit in self._credits if credit.lane == lane)
+            own = sum(self._left(credit, now) for credit in self._credits.values() if credit.lane == lane)
             self._others[lane] = max(0.0, figures.queued.get(lane, 0.0) * pressed - own)
         self._others_decoding = max(0, figures.decodes - self._decodes)
         self._heard_at = now
@@ -87,7 +86,7 @@ class ReplicaWork:
         """Seconds of prompts that are computed before one that comes now: those of its lane and of higher ones."""
         before = LANES[: LANES.index(lane) + 1]
         faded = math.exp(-max(0.0, now - self._heard_at) / _FORGOTTEN_S)
-        own = sum(self._left(credit, now) for credit in self._credits if credit.lane in before)
+        own = sum(self._left(credit, now) for credit in self._credits.values() if credit.lane in before)
         return own + faded * sum(self._others[name] for name in before)
 
     def backlog(self, now: float) -> float:
@@ -98,7 +97,7 @@ class ReplicaWork:
 
     def add(self, credit: Credit) -> None:
         """A request is sent: from this moment on its work counts."""
-        self._credits.append(credit)
+        self._credits[id(credit)] = credit
 
     def begin(self, credit: Credit, seconds: float, now: float) -> None:
         """The replica has begun with its prompt, of which so many seconds are to be computed."""
@@ -106,26 +105,20 @@ class ReplicaWork:
 
     def end_prefill(self, credit: Credit) -> None:
         """Its prompt is computed: it decodes."""
-        if credit.counted:
-            credit.counted = False
-            self._credits.remove(credit)
+        if self._credits.pop(id(credit), None) is not None:
+            self._decoding[id(credit)] = credit
             self._decodes += credit.rows
-            credit.decodes = True
 
     def end(self, credit: Credit) -> None:
         """It has ended, at whatever point."""
-        if credit.counted:
-            credit.counted = False
-            self._credits.remove(credit)
-        if credit.decodes:
-            credit.decodes = False
+        self._credits.pop(id(credit), None)
+        if self._decoding.pop(id(credit), None) is not None:
             self._decodes -= credit.rows
 
     def forget(self) -> None:
         """The replica was lost: nothing is known of it any more."""
-        for credit in list(self._credits):
-            credit.counted = False
         self._credits.clear()
+        self._decoding.clear()
         self._decodes = self._others_decoding = 0
         self._others = dict.fromkeys(LANES, 0.0)
         self._heard_at = -math.inf

@@ -218,6 +218,11 @@ class Router:
         now = self._clock()
         return sum(self._work_of(replica).backlog(now) for replica in replicas)
 
+    @property
+    def token_s(self) -> float:
+        """Seconds of a computed prompt token, by the slowest replica that was heard of."""
+        return max((work.figures.token_s for work in self._work.values()), default=ReplicaFigures().token_s)
+
     def _held(self, routed: Routed, replica: str) -> tuple[int, Tier]:
         """Tokens of the prompt that the replica holds, and the tier of the farthest of them."""
         prefixes = self._map_of(replica)
@@ -261,7 +266,7 @@ class Router:
         """The longest hot prefix of this prompt, and another home for it if it lacks one."""
         if len(replicas) < 2:
             return None
-        hot = self.hot.note(routed.names, routed.ends, self._token_s(replicas), now)
+        hot = self.hot.note(routed.names, routed.ends, self.token_s, now)
         if hot is None:
             return None
         name, tokens, homes = hot
@@ -272,9 +277,6 @@ class Router:
             return Warming("", tokens, count)
         home = min((one for one in names if one not in holding), key=lambda one: rendezvous(repr(name).encode(), one))
         return Warming(home, tokens, count)
-
-    def _token_s(self, replicas: Sequence[ReplicaT]) -> float:
-        return max(self._work_of(replica.replica).figures.token_s for replica in replicas)
 
     def _work_of(self, replica: str) -> ReplicaWork:
         work = self._work.get(replica)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
 import structlog
@@ -70,6 +70,8 @@ class FleetRouting:
         self._routers: dict[str, Router] = {}
         self._loads: dict[ReplicaLink, Load] = {}
         self._epochs: dict[str, int] = {}
+        self._at_gateway: Counter[str] = Counter()
+        """model -> prompt tokens of requests that wait for a first replica."""
         self._hot: OrderedDict[bytes, _Hot] = OrderedDict()
         self._warming: dict[str, tuple[ReplicaLink, _Hot, asyncio.Event]] = {}
         """id -> where a prefix is being computed; set when it is, or is not going to be."""
@@ -168,6 +170,15 @@ class FleetRouting:
     def end(self, sent: Sent) -> None:
         """The request has ended there."""
         sent.router.end(sent.choice.replica.replica, sent.choice.credit)
+
+    def wait_at_gateway(self, model: str, tokens: int) -> None:
+        """A request of so many prompt tokens begins to wait for a first replica; or ends, with a number below 0."""
+        self._at_gateway[model] += tokens
+
+    def backlog(self, model: str, links: Sequence[ReplicaLink]) -> float:
+        """Seconds of work of these replicas, and of what waits for one at this gateway."""
+        router = self.router(model)
+        return router.backlog([link.replica for link in links]) + self._at_gateway[model] * router.token_s
 
     # ------------------------------------------------------------ prefixes that many want
 

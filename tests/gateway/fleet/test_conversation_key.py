@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from uuid import UUID
 
 from hypothesis import given
@@ -48,7 +49,7 @@ def test_names_are_others_in_another_project_partition_and_model() -> None:
 
 
 def test_a_16th_of_a_long_prompt_at_most_is_without_a_name() -> None:
-    assert all(later - end <= max(64, end / 16) for end, later in zip(PREFIX_ENDS, PREFIX_ENDS[1:], strict=False))
+    assert all(later - end <= max(64, end / 16) for end, later in pairwise(PREFIX_ENDS))
     assert PREFIX_ENDS[0] == 64
     assert PREFIX_ENDS[-1] > 10_000_000
     assert len(split_names(bytes(NAME_BYTES) * 1000)) == len(PREFIX_ENDS), "what another version sends more is left out"
