@@ -29,11 +29,11 @@ _SECOND = 1_000_000
 
 
 class ScaleIn(Struct, frozen=True, forbid_unknown_fields=True):
-    """How many replicas of a model to drain. `to_zero`: also the last one; requests then wait for another to start.
+    """`count` replicas of a model are to be drained. `to_zero`: also the last one; requests then wait for another to start.
     `dry_run`: only say which."""
 
     model: str
-    replicas: int = 1
+    count: int = 1
     to_zero: bool = False
     dry_run: bool = False
     reason: str = ""
@@ -110,7 +110,7 @@ class DrainingOperations:
         the least work. Each is drained once others have computed what many requests want and only it holds."""
         fleet = self._gateway.services.fleet
         healthy = fleet.healthy(body.model)
-        count, most = max(0, body.replicas), len(healthy) - (0 if body.to_zero else 1)
+        count, most = max(0, body.count), len(healthy) - (0 if body.to_zero else 1)
         if count > most:
             raise Conflict(
                 f"{len(healthy)} replicas of {body.model!r} take requests, of which {max(0, most)} can be drained; "
