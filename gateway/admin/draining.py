@@ -29,8 +29,8 @@ _SECOND = 1_000_000
 
 
 class ScaleIn(Struct, frozen=True, forbid_unknown_fields=True):
-    """`count` replicas of a model are to be drained. `to_zero`: also the last one; requests then wait for another to start.
-    `dry_run`: only say which."""
+    """`count` replicas of a model are to be drained. `to_zero`: also the last one; requests then wait for another
+    to start. `dry_run`: only say which."""
 
     model: str
     count: int = 1

@@ -29,7 +29,7 @@ def add_arguments(parser: CommandParser) -> None:
     ):
         add_action(parser, action, text, operation, arguments=("replica",), flags=reason, show=drained)
     text = "drain the replicas of a model that are missed least: those whose leases end soonest"
-    flags = {"count": "how many; default: 1", "to_zero": "also the last one", **reason, "dry_run": "only say which"}
+    flags = {"count": "how many; default: 1", "to_zero": "also the last one", **reason}
     add_action(parser, "scale-in", text, "scale_in", arguments=("model",), flags=flags, show=_scaled_in)
     text = "say of each replica what holds it back, by what it does while the command watches"
     explaining = parser.add_action("explain", text, explain)
