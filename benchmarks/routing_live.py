@@ -12,13 +12,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import multiprocessing
 import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -256,26 +257,42 @@ def scaled(trace: Trace, requests: int, speed: float) -> list[Job]:
     return jobs
 
 
-async def measure(policy: str, jobs: Sequence[Job], options: argparse.Namespace) -> dict[str, Any]:
-    """Run one policy on processes of its own."""
+@contextmanager
+def replicas(count: int, scale: float) -> Iterator[list[str]]:
+    """The addresses of so many processes, forked from this one."""
     with tempfile.TemporaryDirectory(prefix="turnpike-routing-") as folder:
-        paths = [str(Path(folder) / f"{number}.sock") for number in range(options.replicas)]
-        command = [sys.executable, "-m", "benchmarks.routing_live", "--scale", str(options.scale), "--serve"]
-        children = [subprocess.Popen([*command, path, f"replica-{at}"]) for at, path in enumerate(paths)]  # noqa: ASYNC220
-        driver = Driver([f"unix:{path}" for path in paths], policy, options.gateways)
+        paths = [str(Path(folder) / f"{number}.sock") for number in range(count)]
+        forks = multiprocessing.get_context("fork")
+        children = [forks.Process(target=_serve, args=(path, f"replica-{at}", scale)) for at, path in enumerate(paths)]
+        for child in children:
+            child.start()
         try:
-            await driver.start()
-            draw, began = random.Random(1), asyncio.get_running_loop().time() + 0.5
-            asked = [
-                driver.ask(number, job, draw.choice(driver.fleets), began + job.at / options.scale)
-                for number, job in enumerate(jobs)
-            ]
-            found = await asyncio.gather(*asked)
+            yield [f"unix:{path}" for path in paths]
         finally:
-            await driver.stop()
             for child in children:
                 child.kill()
-                child.wait()
+                child.join()
+
+
+def _serve(path: str, name: str, scale: float) -> None:
+    asyncio.run(serve(path, name, scale))
+
+
+async def measure(
+    policy: str, jobs: Sequence[Job], addresses: Sequence[str], options: argparse.Namespace
+) -> dict[str, Any]:
+    """Send the requests by one policy to replicas that have none of them yet."""
+    driver = Driver(addresses, policy, options.gateways)
+    try:
+        await driver.start()
+        draw, began = random.Random(1), asyncio.get_running_loop().time() + 0.5
+        asked = [
+            driver.ask(number, job, draw.choice(driver.fleets), began + job.at / options.scale)
+            for number, job in enumerate(jobs)
+        ]
+        found = await asyncio.gather(*asked)
+    finally:
+        await driver.stop()
     firsts = sorted(first for first, _ in found)
     return {
         "mean_s": round(statistics.fmean(firsts), 4),
@@ -301,17 +318,16 @@ def main() -> int:
     )
     parser.add_argument("--scale", type=float, default=4.0, help="everything takes so much less time than simulated")
     parser.add_argument("--json", type=Path, help="write the figures here too")
-    parser.add_argument("--serve", nargs=2, metavar=("SOCKET", "NAME"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.serve:
-        asyncio.run(serve(*options.serve, options.scale))
     names = options.policies.split(",")
     if unknown := [name for name in names if name not in POLICIES]:
         parser.error(f"unknown policy {unknown[0]!r}; there are {', '.join(POLICIES)}")
     result: dict[str, Any] = {"benchmark": "routing_live", "replicas": options.replicas, "scale": options.scale}
     trace = GENERATORS[options.traffic](7)
     for name in names:
-        live = asyncio.run(measure(name, scaled(trace, options.requests, options.speed), options))
+        jobs = scaled(trace, options.requests, options.speed)
+        with replicas(options.replicas, options.scale) as addresses:
+            live = asyncio.run(measure(name, jobs, addresses, options))
         jobs = scaled(trace, options.requests, options.speed)
         world, policies = simulate(jobs, name, [machine(1.0)] * options.replicas, options.gateways)
         simulated = figures(jobs, world, policies)

@@ -259,9 +259,10 @@ class FleetRouting:
 
 
 def room_of(link: ReplicaLink, beat: Heartbeat) -> dict[Tier, int]:
-    """Tokens of KV that a replica has room for, by tier."""
-    block = link.hello.layout.block_tokens if link.hello else 0
-    room: dict[Tier, int] = {}
+    """Tokens of KV that a replica has room for, by tier; what its first message says where its beats do not."""
+    hello = link.hello
+    block = hello.layout.block_tokens if hello else 0
+    room: dict[Tier, int] = {"hbm": max(hello.capacity.blocks, default=0) * block if hello else 0}
     for load in beat.memory:
         room[load.tier] = max(room.get(load.tier, 0), load.total * block)
     return room

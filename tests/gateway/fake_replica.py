@@ -156,6 +156,7 @@ class FakeReplica:
         self.disk_full = False
         self.beating = True
         self.busy = 0
+        self.blocks = 10
         """Claim so many running requests at least."""
         self.stuck = False
         self.beat_steps = 0
@@ -250,7 +251,7 @@ class FakeReplica:
                 challenge,
                 self.model,
                 layout,
-                Capacity((10,), self.context, 8),
+                Capacity((self.blocks,), self.context, 8),
                 self.identity,
                 numerics=self.numerics,
             )
