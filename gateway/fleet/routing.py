@@ -221,7 +221,7 @@ class FleetRouting:
             segments=segments,
             tokens=request.tokens[:tokens],
             sampling=Sampling(max_tokens=0),
-            credit=0,
+            credit=1,  # one without any waits for some
             lane="batch",
             deadline=now + _WARMING_S,
             sent_at=now,

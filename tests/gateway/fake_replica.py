@@ -157,6 +157,7 @@ class FakeReplica:
         self.beating = True
         self.busy = 0
         self.blocks = 10
+        self.metrics: dict[str, float] = {}
         """Claim so many running requests at least."""
         self.stuck = False
         self.beat_steps = 0
@@ -345,7 +346,7 @@ class FakeReplica:
                 self.beat_steps += not self.stuck
                 running = self.busy + sum(1 for run in self.runs.values() if run.task and not run.task.done())
                 flags = {DRAINING: float(self.draining), DISK_FULL: float(self.disk_full)}
-                metrics = {"turnpike_engine_kv_blocks_free": 7.0, **flags}
+                metrics = {"turnpike_engine_kv_blocks_free": 7.0, **flags, **self.metrics}
                 service = self.share.service_given()
                 beat = Heartbeat(self.beat_steps, running, {"standard": 0}, (), service, metrics=metrics)
                 writer.write(encode(beat))
