@@ -17,11 +17,13 @@ BLOCK = 512
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A request's prompt. `blocks` are its whole blocks: what is not filled is not cached."""
+    """A request's prompt. `blocks` are its whole blocks: what is not filled is not cached. `output`: tokens of its
+    answer, 0 where they are not known."""
 
     at: float
     tokens: int
     blocks: tuple[int, ...]
+    output: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +50,20 @@ def read_trace(path: Path) -> Trace:
     for number, text in enumerate(path.read_text().splitlines(), 1):
         try:
             line = json.loads(text)
-            lines.append(
-                (float(line.get("timestamp", 0)), int(line["input_length"]), tuple(map(int, line["hash_ids"])))
-            )
+            at, tokens, output = line.get("timestamp", 0), line["input_length"], line.get("output_length", 0)
+            lines.append((float(at), int(tokens), tuple(map(int, line["hash_ids"])), int(output)))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path.name}, line {number}: not a request: {error}") from None
     if not lines:
         raise ValueError(f"{path.name} has no requests")
-    block = _block_size([(tokens, len(blocks)) for _, tokens, blocks in lines])
+    block = _block_size([(tokens, len(blocks)) for _, tokens, blocks, _ in lines])
     return Trace(
-        block, [Prompt(at / 1000, tokens, blocks[: tokens // block]) for at, tokens, blocks in lines if tokens > 0]
+        block,
+        [
+            Prompt(at / 1000, tokens, blocks[: tokens // block], output)
+            for at, tokens, blocks, output in lines
+            if tokens > 0
+        ],
     )
 
 

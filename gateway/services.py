@@ -10,7 +10,7 @@ import itertools
 import uuid
 from collections.abc import Callable, Iterable, Sized
 from contextlib import suppress
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 from litestar.handlers import HTTPRouteHandler
@@ -80,7 +80,8 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     database before it is answered with 503. `waterfall_days`: how long the worker keeps where the time of
     requests went, and which were refused; 0: not at all. `cors_origins`: whose pages may call /v1 from a browser, "*"
     for all. `reminder_days`: days after an invoice's due date at which the worker reminds of it. `tracing`: which
-    requests are traced, and for whom. `costs`: what replicas' hardware costs, and its limits.
+    requests are traced, and for whom. `costs`: what replicas' hardware costs, and its limits. `most_waiting`: requests
+    that wait at once for a replica, where none of their model is ready.
     """
 
     body_limit: int = 8 * 1024 * 1024
@@ -104,6 +105,7 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     reminder_days: tuple[int, ...] = (3, 14, 30)
     tracing: TraceOptions = TraceOptions()
     costs: DeviceCosts = DeviceCosts()
+    most_waiting: int = 1024
 
 
 class GatewayServices(Struct, frozen=True, kw_only=True):
@@ -224,6 +226,7 @@ class Gateway:
             limits_degraded=lambda: services.limiter.degraded,
             waterfalls_dropped=lambda: self.waterfalls.dropped,
             rates=self.fleet_rates,
+            backlogs={model.name: partial(services.fleet.backlog, model.name) for model in services.models},
         )
         self.allowances = Allowances(
             services.holds,
@@ -312,6 +315,7 @@ class Gateway:
             ),
             self._check_payer,
             self._check_key,
+            services.options.most_waiting,
         )
         store = None if services.scope_keys is None else ResponseStore(services.database, services.scope_keys)
         self.response_keeper = ResponseKeeper(

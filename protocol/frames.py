@@ -10,10 +10,10 @@ from typing import TypeAlias
 import msgspec
 
 from protocol.adapters import AdapterPart, DropAdapter, WantAdapter
-from protocol.replicas import Dial, Drain, Fence, Fenced, Forget, Heartbeat, Hello, Purge, RemoteService, Scope
+from protocol.replicas import Dial, Drain, Fence, Fenced, Forget, Heartbeat, Hello, Load, Purge, RemoteService, Scope
 from protocol.requests import Abort, Ack, Began, Credit, Done, Generate, PromptLogprobs, Tokens
 
-VERSION = 11
+VERSION = 12
 OLDEST_VERSION = 1
 
 
@@ -37,7 +37,7 @@ ToReplica: TypeAlias = (
     Dial | Scope | Forget | Purge | Generate | Credit | Abort | Ack | RemoteService | Fence | Drain
     | AdapterPart | DropAdapter
 )  # fmt: skip
-ToGateway: TypeAlias = Hello | Began | PromptLogprobs | Tokens | Done | Heartbeat | Fenced | WantAdapter
+ToGateway: TypeAlias = Hello | Began | PromptLogprobs | Tokens | Done | Heartbeat | Fenced | WantAdapter | Load
 
 _encoder = msgspec.msgpack.Encoder()
 _to_replica = msgspec.msgpack.Decoder(ToReplica)

@@ -17,10 +17,19 @@ DRAIN_VERSION = 7
 """From this protocol version on, a replica knows `Drain`."""
 DRAINING = "turnpike_engine_draining"
 """The metric that is 1 while the replica takes no requests because an operator drains it."""
+PROMPT_TOKEN_S = "turnpike_engine_prompt_token_seconds"  # noqa: S105  # a metric
+"""The metric that is the time of a prompt token that is computed alone. Those below are for routing as well."""
+DECODE_STEP_S = "turnpike_engine_decode_step_seconds"
+DECODE_ROW_S = "turnpike_engine_decode_row_seconds"
+PROMPT_CHUNK = "turnpike_engine_prompt_chunk_tokens"
+LEASED_BLOCKS = "turnpike_engine_leased_blocks"
+LEASES_END = "turnpike_engine_leases_end_timestamp_seconds"
 DISK_FULL = "turnpike_engine_disk_full"
 """The metric that is 1 while the replica takes no requests because the disk of its journal is full."""
 ENGINE_DOWN = "turnpike_engine_unreachable"
 """The metric that is 1 while a foreign engine behind the replica does not answer."""
+LOAD_S = 0.1
+"""A replica tells its queue no more often than this, in seconds, and at once if it did not for so long."""
 MAX_SCOPES = 10_000
 """How many scopes a replica remembers on a connection: those that were introduced last."""
 
@@ -203,6 +212,26 @@ class RemoteService(Message, frozen=True, tag="Elsewhere"):
     replica: str
     epoch: int
     service: dict[str, int]
+
+
+class SentPrefix(Value, frozen=True):
+    """A prompt that a gateway sent to the replica: see `protocol.requests.Route`."""
+
+    names: bytes
+    leased: int = 0
+    until: float = 0.0
+
+
+class Load(Message, frozen=True, tag="Load"):
+    """Sent within `LOAD_S` of a change of the queue: what is to be computed, for the gateways' choices.
+
+    `queued`: prompt tokens that are to be computed, by lane, what several requests share once. `decodes`: requests that
+    have their first token. `prefixes`: those that other gateways sent since the last one.
+    """
+
+    queued: dict[str, int]
+    decodes: int
+    prefixes: tuple[SentPrefix, ...] = ()
 
 
 class Heartbeat(Message, frozen=True, tag="Beat"):

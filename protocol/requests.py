@@ -28,6 +28,14 @@ CONTINUE_VERSION = 10
 ADAPTER_VERSION = 11
 """From this protocol version on, a replica computes adapters (`Generate.adapter`)."""
 
+ROUTING_VERSION = 12
+"""From this protocol version on, a replica tells its queue as it changes (`protocol.replicas.Load`), and which prefixes
+other gateways sent (`Generate.route`)."""
+
+WARMING = "warm:"
+"""The id of a request that only computes a prefix for others begins so. It has no client and no price: it is not
+journaled, and its `Done` has no sequence number. Only replicas of `ROUTING_VERSION` take it."""
+
 MOST_CHOICES = 128
 MOST_PREDICTION_TOKENS = 32_768
 MOST_MARKER_TOKENS = 64
@@ -153,6 +161,16 @@ class Reasoning(Value, frozen=True):
     """Tokens that are put out between a section and an answer under a grammar."""
 
 
+class Route(Value, frozen=True):
+    """What routing knows of a prompt. `names`: of its prefixes (`protocol.prefixes`). `expected`: tokens of it that are
+    expected to be computed. A lease on its first `leased` tokens lives until `until`."""
+
+    names: bytes
+    expected: int
+    leased: int = 0
+    until: float = 0.0
+
+
 class Generate(Message, frozen=True, tag="Generate"):
     """Run a request. If this gateway run already runs an earlier `attempt` of it here, that one is ended first and
     answered by a `Done` of its own.
@@ -214,6 +232,8 @@ class Generate(Message, frozen=True, tag="Generate"):
     adapter: str = ""
     """The name of the adapter that changes the model for it; empty for the model itself. A replica that lacks it asks
     its gateway (`protocol.adapters`)."""
+    route: Route | None = None
+    """By what the replica was chosen; it tells other gateways. Replicas that do not know it do the same work."""
 
     def received(self, now: float) -> Generate:
         """The same request with a deadline by the clock of the replica, which received it at `now`."""

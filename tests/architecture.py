@@ -58,6 +58,7 @@ ROOMS: Mapping[str, frozenset[str]] = {
 FOLDERS: Mapping[str, Sequence[str]] = {
     "protocol": (
         "addresses",
+        "prefixes",
         "grammar_limits",
         "message",
         "adapters",

@@ -25,7 +25,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         *("protocol/message.py", "protocol/addresses.py", "protocol/adapters.py", "engine/options.py"),
         "engine/foreign/foreign_run.py",
         "billing/rating/lines.py",
-        *("billing/verification/findings.py", "waterfall/record.py", "response_store/records.py"),
+        *("billing/verification/findings.py", "response_store/records.py"),
         *("gateway/generation/dependencies.py", "gateway/admission/request_timeouts.py", "tracing/options.py"),
         "turnpike/doctor/findings.py",
         *("tenancy/users/identifiers.py", "turnpike/api/operations.py"),
@@ -41,6 +41,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         "engine/quantization/measured_losses.py",
         *("webhooks/signing.py", "engine/kernels/dependent_launch.py", "gateway/http/cache_status.py"),
         *("gateway/http/client_address.py", "protocol/trace_context.py"),
+        *("protocol/prefixes.py", "gateway/fleet/conversation_key.py"),
     ),
     "a frozen form of bytes: what reads and writes it may change, this may not": (
         *("audit_log/leaf_forms.py", "audit_log/csv_rows.py"),

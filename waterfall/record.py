@@ -8,12 +8,28 @@ from msgspec import Struct
 from protocol.requests import Timeline
 
 
+class Chosen(Struct, frozen=True, array_like=True, gc=False):
+    """Why an attempt's replica was chosen, as known then: `why` in a word (`gateway.fleet.router`), beside how many
+    `others`. `held` of the prompt's `tokens` were believed to be there. Microseconds that were expected: `wait` for
+    what was before it, `compute` and `fetch` for its prompt, and `next_us` at the best of the others."""
+
+    why: str
+    others: int = 0
+    held: int = 0
+    tokens: int = 0
+    wait: int = 0
+    compute: int = 0
+    fetch: int = 0
+    next_replica: str = ""
+    next_us: int = 0
+
+
 class Attempt(Struct, frozen=True, array_like=True, gc=False):
     """One attempt at a replica; `timeline` is what the replica reported of it, None if it reported nothing.
 
     `after`: what became of the replica of the attempt before: `lost`, `stopped`, `refused`; "" for the first one.
     `emitted`: output tokens that it went on after. `other_numerics`: the tokens after them may be others than that
-    replica would have drawn.
+    replica would have drawn. `chosen`: why it was this replica; None where that was not kept.
     """
 
     replica: str
@@ -21,6 +37,7 @@ class Attempt(Struct, frozen=True, array_like=True, gc=False):
     after: str = ""
     emitted: int = 0
     other_numerics: bool = False
+    chosen: Chosen | None = None
 
 
 class Record(Struct, frozen=True, array_like=True, gc=False):

@@ -7,8 +7,20 @@ from typing import TYPE_CHECKING
 from engine.attention_backends.chooser import NAMES as FAST_NAMES
 from engine.options import DRAFT_MODEL, DRAFTERS, WEIGHT_DRAFTERS
 from engine.speculation.speculator import OFF
+from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import GroupedPool
-from protocol.replicas import TIERS, Heartbeat, Tier, TierLoad
+from protocol.replicas import (
+    DECODE_ROW_S,
+    DECODE_STEP_S,
+    LEASED_BLOCKS,
+    LEASES_END,
+    PROMPT_CHUNK,
+    PROMPT_TOKEN_S,
+    TIERS,
+    Heartbeat,
+    Tier,
+    TierLoad,
+)
 
 if TYPE_CHECKING:
     from engine.core.engine import Engine
@@ -82,6 +94,7 @@ def engine_metrics(engine: Engine) -> dict[str, float]:
         **_speculation_metrics(engine),
         **_tier_metrics(engine),
         **_adapter_metrics(engine),
+        **_routing_metrics(engine),
     }
 
 
@@ -98,6 +111,29 @@ def _adapter_metrics(engine: Engine) -> dict[str, float]:
         "turnpike_engine_adapter_load_seconds_total": slots.load_s,
         "turnpike_engine_adapter_evictions_total": slots.evictions,
     }
+
+
+def _routing_metrics(engine: Engine) -> dict[str, float]:
+    """What the gateways expect a request's seconds by, and when the leases here have ended."""
+    scheduler, costs = engine.scheduler, engine.costs
+    rows = max(2, costs.rates.batch)
+    alone, full = costs.step_time(0, 1), costs.step_time(0, rows)
+    row = max(0.0, (full - alone) / (rows - 1))
+    block_bytes = scheduler.tiers.restores.block_bytes
+    blocks, until = engine.pool.leases
+    figures = {
+        PROMPT_TOKEN_S: costs.rates.uncached / 1e6,
+        DECODE_STEP_S: max(0.0, alone - row) / 1e6,
+        DECODE_ROW_S: row / 1e6,
+        PROMPT_CHUNK: scheduler.prompt_room,
+        LEASED_BLOCKS: blocks,
+        LEASES_END: until,
+        "turnpike_engine_dram_token_seconds": costs.rates.copied / BLOCK_TOKENS / 1e6
+        if scheduler.tiers.dram.pool
+        else 0,
+    }
+    read_s = {tier.name: block_bytes / tier.rate.bytes_per_s / BLOCK_TOKENS for tier in engine.tiers}
+    return figures | {f"turnpike_engine_{name}_token_seconds": read_s.get(name, 0.0) for name in TIERS[2:]}
 
 
 def _speculation_metrics(engine: Engine) -> dict[str, float]:

@@ -269,6 +269,11 @@ class Scheduler:
             left = int(min(left, max(BLOCK_TOKENS, self.costs.prefill_within(self.token_target, decodes))))
         return left
 
+    @property
+    def prompt_room(self) -> int:
+        """How many prompt tokens a step computes at most, beside what decodes now."""
+        return self._room()
+
     def _copies(self) -> int:
         """How many restored blocks may set out in this step."""
         if not len(self.batch):

@@ -26,7 +26,7 @@ from engine.core.stepped_engine import SteppedEngine
 from engine.server.journal import Journal
 from engine.server.journaled_delivery import JournaledDelivery
 from protocol.replicas import Heartbeat
-from protocol.requests import Began, Done
+from protocol.requests import WARMING, Began, Done
 
 logger = structlog.get_logger("engine.server.engine_loop")
 
@@ -229,6 +229,8 @@ class EngineLoop:
         """Journal the counts of a step. Each `Done` gets its sequence number here."""
         journal = self.journal
         for index, event in enumerate(result.events):
+            if event.id.startswith(WARMING):
+                continue
             if isinstance(event, Began):
                 gateway_epoch = self.gateway_epoch_of(event.id, event.attempt)
                 journal.begin(event.id, event.attempt, result.claims.get(event.id, b""), gateway_epoch)

@@ -33,6 +33,10 @@ class GatewayLink:
         """The run of the gateway. For a gateway that is too old to send one, it is made of its name."""
         self._says_epoch = False
         self.open = True
+        self.version = 0
+        """The protocol version that it speaks; 0 before it has said that."""
+        self.told = 0
+        """Up to which serial number it knows what other gateways sent (`RoutingLoad`)."""
         self._scopes: OrderedDict[str, Scope] = OrderedDict()
         """name -> scope; the one introduced last is last."""
         self._bounded = False
@@ -47,7 +51,8 @@ class GatewayLink:
             dial = await self.receive()
         if not isinstance(dial, Dial):
             raise ProtocolError("the gateway did not begin with Dial")
-        self._bounded = agree_version(dial.version, dial.version) >= BOUNDED_SCOPES_VERSION
+        self.version = agree_version(dial.version, dial.version)
+        self._bounded = self.version >= BOUNDED_SCOPES_VERSION
         if not hmac.compare_digest(dial.proof, link_proof(link_key, challenge, dial.gateway)):
             raise ProtocolError(f"gateway {dial.gateway!r} does not know the link key")
         self.gateway = dial.gateway

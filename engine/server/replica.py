@@ -30,6 +30,7 @@ from engine.server.grammar_queue import GrammarQueue
 from engine.server.journal import Journal
 from engine.server.listener import listen, listening_address, remove_socket
 from engine.server.pending_requests import PendingRequests
+from engine.server.routing_load import RoutingLoad
 from engine.server.running_requests import RunningRequests
 from engine.server.watchdog import Watchdog
 from engine.startup.assembly import AssembledEngine, assemble
@@ -39,6 +40,8 @@ from protocol.frames import OLDEST_VERSION, VERSION, ProtocolError, ToReplica
 from protocol.replicas import (
     DISK_FULL,
     DRAINING,
+    LOAD_S,
+    PROMPT_TOKEN_S,
     Dial,
     Drain,
     Fence,
@@ -50,7 +53,7 @@ from protocol.replicas import (
     RemoteService,
     Scope,
 )
-from protocol.requests import Abort, Ack, Began, Counts, Credit, Done, Generate
+from protocol.requests import ROUTING_VERSION, Abort, Ack, Began, Counts, Credit, Done, Generate
 from storage.disk_space import RESERVE_BYTES, DiskWatch, is_disk_full
 
 logger = structlog.get_logger("engine.server.replica")
@@ -78,6 +81,9 @@ class Replica:
         self.failure: BaseException | None = None
         self._journal_disk = DiskWatch([journal.folder])
         self._running = RunningRequests()
+        self._routing_load = RoutingLoad(self._prompt_token_s, self._load_changed)
+        self._telling: asyncio.TimerHandle | None = None
+        self._told_at = 0.0
         self.loop = EngineLoop(
             assembled.engine,
             journal,
@@ -153,6 +159,7 @@ class Replica:
         link.send([self._beat()])
         if not link.gateway:
             return
+        self._tell_load([link])
         logger.info("gateway connected", gateway=link.gateway)
         self._done_outbox.gateway_connected(link)
 
@@ -228,6 +235,7 @@ class Replica:
         for attempt in earlier:  # its gateway lost the link, which this side may not have noticed yet
             self._stop_request(message.id, attempt)
         self._running.add(message.id, message.attempt, link)
+        self._routing_load.add(link, message)
         self._pending.add(message, link.scopes(message), self._adapters.way_here(message.adapter, link))
 
     def _drain(self, link: GatewayLink, drain: bool) -> None:
@@ -317,6 +325,7 @@ class Replica:
 
     def _deliver(self, happened: Sequence[Event]) -> None:
         """Send events to the gateways. A `Done` with a sequence number waits until the journal is on the disk."""
+        self._routing_load.observe(happened)
         if any(isinstance(event, Began) for event in happened):
             self._done_outbox.sync_soon()
         self._running.deliver(happened, self._done_outbox)
@@ -353,11 +362,30 @@ class Replica:
             beat = self._beat()
             for link in self.links:
                 link.send([beat])
+            self._tell_load(self.links)
             for tier in self.loop.engine.tiers if self._journal_disk_full else ():
                 tier.give_back(RESERVE_BYTES)  # cached KV goes before anything is refused for long
             await self._restore_journal()
             self._done_outbox.sync_soon()  # so that the counts of long streams reach the disk, too
             self._done_outbox.reassign_orphans()
+
+    def _load_changed(self) -> None:
+        """Tell the gateways soon: at once if they were not told for `LOAD_S`."""
+        if self._telling is None:
+            delay = max(0.0, self._told_at + LOAD_S - self.events.time())
+            self._telling = self.events.call_later(delay, self._tell_load, self.links)
+
+    def _tell_load(self, links: Sequence[GatewayLink]) -> None:
+        if self._telling is not None and links is self.links:
+            self._telling.cancel()
+            self._telling, self._told_at = None, self.events.time()
+        for link in links:
+            if link.gateway and link.version >= ROUTING_VERSION:
+                load, link.told = self._routing_load.message_for(link, link.told)
+                link.send([load])
+
+    def _prompt_token_s(self) -> float:
+        return self.loop.beat.metrics.get(PROMPT_TOKEN_S, 0.0)
 
     async def _restore_journal(self) -> None:
         """Write the journal again, from memory, if its folder was removed: as soon as the disk has room."""

@@ -41,7 +41,7 @@ from gateway.admission.tool_choice import apply_tool_choice
 from gateway.conversation.chat_template import ConversationRefused
 from gateway.conversation.prompt import Prompt, PromptTooLong, Span
 from gateway.errors import InvalidField, InvalidRequest, Unaffordable, Unavailable
-from gateway.fleet.cache_affinity import RAW_KEY_TOKENS, conversation_key
+from gateway.fleet.conversation_key import RAW_KEY_TOKENS, conversation_key, names_of_prompt
 from gateway.fleet.fleet import Fleet
 from gateway.generation_request import CacheDirectives, GenerationRequest
 from gateway.metering.billable_usage import MeteringTerms, pack, unpack
@@ -147,6 +147,10 @@ class Admission:
             problem = "The database is away, so the price is not known; try again shortly."
             raise Unavailable(problem, retry_after=2.0) from error
         marks.mark(PRICE)
+        partition = generation.cache.partition
+        name = partial(names_of_prompt, payer.project_id, partition, model.full_name, prompt.tokens)
+        shares = cache.read != "none" and cache.store != "none"
+        names = await self._run(payer.tenant_id, name, large=prompt_tokens > _THREAD_TOKENS) if shares else b""
         return PreparedRequest(
             request_id=request_id,
             payer=payer,
@@ -157,9 +161,8 @@ class Admission:
             sampling=sampling_params(generation, model, max_output),
             price=price,
             terms=MeteringTerms(generation.surface, cache.read_min, prompt_tokens),
-            conversation=conversation_key(
-                payer.project_id, generation.cache.partition, prompt.tokens, _beginning(generation, prompt)
-            ),
+            conversation=conversation_key(payer.project_id, partition, prompt.tokens, _beginning(generation, prompt)),
+            prefixes=names,
             keys=self._keys(payer, model, generation, prompt),
             held_output=self._first_slice(max_output, generation.min_tokens),
             reasoning=reasoning,

@@ -12,6 +12,7 @@ from billing.prices import PriceVersion
 from gateway.admission.cache_leases import LeaseRequest
 from gateway.conversation.prompt import Prompt
 from gateway.errors import NotAllowed
+from gateway.fleet.router import Routed
 from gateway.generation_request import GenerationRequest
 from gateway.limits.limiter import Asked
 from gateway.metering.billable_usage import MeteringTerms
@@ -19,6 +20,7 @@ from gateway.served_models.served_model import ServedModel
 from prompt_cache.promise.directives import CachePlan
 from prompt_cache.promise.lease_decisions import LeaseDecision
 from prompt_cache.promise.prefix_keys import PromptKeys
+from protocol.prefixes import PREFIX_ENDS, split_names
 from protocol.requests import Generate, Reasoning, Retain, Sampling, Segment
 from tenancy.rights.key_limits import NO_LIMITS, KeyLimits
 from tenancy.rights.principals import Principal
@@ -67,7 +69,9 @@ class PreparedRequest(Struct, frozen=True, kw_only=True):
     price: PriceVersion
     terms: MeteringTerms
     conversation: bytes
-    """The key by which the replica is chosen that has its KV."""
+    """The key of what it continues, or may be continued by."""
+    prefixes: bytes = b""
+    """The names of its prompt's prefixes, by which the replica is chosen that has their KV."""
     held_output: int
     """Output tokens of each choice that the hold covers: all of them, or the first slice."""
     reasoning: Reasoning | None = None
@@ -86,6 +90,22 @@ class PreparedRequest(Struct, frozen=True, kw_only=True):
     """Whether its answer has a receipt."""
     marks: Marks = field(default_factory=Marks)
     """What has ended when, of what is done for it."""
+
+    @property
+    def routed(self) -> Routed:
+        """What the choice of its replica depends on."""
+        names, retained = split_names(self.prefixes), () if self.leases is None else self.leases.retained
+        leased, until = max(retained, default=(0, 0))
+        return Routed(
+            key=self.conversation,
+            tokens=len(self.prompt.tokens),
+            names=names,
+            ends=PREFIX_ENDS[: len(names)],
+            lane=self.generation.lane,
+            leased=leased,
+            until=until / _SECOND,
+            rows=self.generation.choices,
+        )
 
     @property
     def asked(self) -> Asked:

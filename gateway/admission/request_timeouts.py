@@ -8,14 +8,16 @@ from msgspec import Struct
 class RequestTimeouts(Struct, frozen=True, kw_only=True):
     """Times in seconds.
 
-    `request`: from admission to the end. `retry`: how long a request waits for a replica: before its admission, where
-    none is healthy; and later for another one, or the same one started again, where its own was lost. `done`: how long
+    `request`: from admission to the end. `start`: how long a request waits before its admission for a replica, where
+    none is healthy. `retry`: how long it waits later for another one, or the same one started again, where its own was
+    lost. `done`: how long
     a replica may take to answer an abort. `replay`: how long the journal of a lost replica is waited for, before the
     request is settled by what the gateway saw. `recovery`: how long after all this a journal may still come back to a
     living gateway.
     """
 
     request: float = 600.0
+    start: float = 30.0
     retry: float = 30.0
     done: float = 10.0
     replay: float = 120.0

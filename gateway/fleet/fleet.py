@@ -12,19 +12,21 @@ import structlog
 
 from gateway.errors import Unavailable
 from gateway.fleet.adapter_sender import AdapterSender
-from gateway.fleet.cache_affinity import CacheAffinity
 from gateway.fleet.replica_link import AwakeClock, FleetOptions, Refused, ReplicaLink
 from gateway.fleet.replica_stream import ReplicaStream
+from gateway.fleet.router import Routed
+from gateway.fleet.routing import FleetRouting, Sent
 from gateway.fleet.service_relay import ServiceRelay
 from gateway.served_models.registry import ModelRegistry
 from protocol.adapters import DropAdapter, WantAdapter
 from protocol.addresses import parse_address
 from protocol.frames import ToGateway
-from protocol.replicas import Fenced, Heartbeat, Hello, Purge, Scope
+from protocol.replicas import Fenced, Heartbeat, Hello, Load, Purge, Scope
 from protocol.requests import (
     ADAPTER_VERSION,
     ATTEMPT_VERSION,
     CONTINUE_VERSION,
+    WARMING,
     Ack,
     Began,
     Done,
@@ -78,7 +80,7 @@ class Fleet:
         """(request, attempt) -> sequence number in the replica's journal, the oldest first."""
         self._epochs: dict[str, int] = {}
         self._relay = ServiceRelay()
-        self._affinity = CacheAffinity()
+        self.routing = FleetRouting()
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -136,22 +138,14 @@ class Fleet:
             raise Unavailable(f"No replica of the model {model!r} is ready; try again shortly.", retry_after=2.0)
         return healthy
 
-    def choose(
-        self,
-        model: str,
-        version: int = 1,
-        *,
-        after: ReplicaStream | None = None,
-        goes_on: bool = False,
-        conversation: bytes = b"",
-        tokens: int = 0,
-    ) -> ReplicaLink:
-        """One of the `candidates`: that which has the KV of this conversation, by its key and its prompt's tokens; the
-        least loaded one without a key. Raises Unavailable."""
-        candidates = self.candidates(model, version, after=after, goes_on=goes_on)
-        if not conversation:
-            return min(candidates, key=lambda link: link.load)
-        return self._affinity.choose(conversation, tokens, candidates)
+    def choose(self, model: str, routed: Routed, version: int = 1, *, among: Sequence[ReplicaLink] = ()) -> Sent:
+        """One of the `candidates`, or of those given. The request counts as work there until it ends: it has to be sent
+        at once, or given up by `give_up`. Raises Unavailable."""
+        return self.routing.choose(model, routed, among or self.candidates(model, version))
+
+    def give_up(self, sent: Sent) -> None:
+        """A request is not sent after all."""
+        self.routing.end(sent)
 
     async def wait_for(
         self,
@@ -162,31 +156,39 @@ class Fleet:
         goes_on: bool = False,
         unless: Callable[[], bool],
     ) -> ReplicaLink | None:
-        """Choose a replica for a first attempt, or for the one that follows `after`, as soon as there is a candidate;
+        """The idlest replica for a first attempt, or for the one that follows `after`, as soon as there is a candidate;
         None if there is none in `timeout_s` seconds, or once `unless` is true. `goes_on`: as for `candidates`."""
         end, version = time.monotonic() + timeout_s, 1 if after is None else after.version
         version = max(version, CONTINUE_VERSION) if goes_on else version
         while not unless():
             with contextlib.suppress(Unavailable):
-                return self.choose(model, version, after=after, goes_on=goes_on)
+                return self.routing.idlest(model, self.candidates(model, version, after=after, goes_on=goes_on))
             if time.monotonic() >= end:
                 return None
             await asyncio.sleep(_POLL_S)
         return None
 
-    def generate(self, link: ReplicaLink, scopes: Iterable[Scope], request: Generate) -> ReplicaStream:
-        """Send a request to a replica."""
+    def generate(self, sent: Sent, scopes: Sequence[Scope], request: Generate) -> ReplicaStream:
+        """Send a request to the replica that was chosen for it."""
+        link = sent.choice.replica
         hello = link.hello
         if hello is None or not link.up:
             raise Unavailable("The replica was lost; try again shortly.", retry_after=2.0)
+        request = self.routing.message(sent, request)
         stream = ReplicaStream(request, hello.replica, hello.model.digest, epoch=hello.epoch, numerics=hello.numerics)
-        stream.link = link
+        stream.link, stream.sent = link, sent
         self._streams.setdefault(request.id, {})[request.attempt] = stream
         link.running += 1
         for scope in scopes:
             link.introduce(scope)
         link.send(request)
+        self.routing.share(hello.model.name, sent, request, scopes, self.links)
         return stream
+
+    def backlog(self, model: str) -> float:
+        """Seconds of work that wait for the replicas of a model, in seconds of one replica; also for one that is not
+        there yet."""
+        return self.routing.backlog(model, self.healthy(model))
 
     def purge(self, model: str, scope: str, keys: tuple[bytes, ...]) -> None:
         """Ask every replica of the model that can be reached to drop these blocks."""
@@ -223,6 +225,8 @@ class Fleet:
         if isinstance(stream.link, ReplicaLink):
             stream.link.running = max(0, stream.link.running - 1)
         stream.link = None
+        if stream.sent is not None:
+            self.routing.end(stream.sent)
 
     def runs(self, request_id: str) -> bool:
         """Whether any attempt of this request runs in this gateway worker."""
@@ -250,6 +254,7 @@ class Fleet:
         link.may_run = self.on_opened is None
         if self.on_opened is not None:
             self.on_opened(link)
+        self.routing.opened(link)
         for stream in self._all():
             if stream.link is None and stream.replica == link.replica:
                 stream.link = link
@@ -262,6 +267,10 @@ class Fleet:
             return
         if isinstance(message, Heartbeat):
             self._relay.beat(link, message, self.links)
+            self.routing.hear_beat(link, message)
+            return
+        if isinstance(message, Load):
+            self.routing.hear_load(link, message)
             return
         if isinstance(message, Fenced):
             self.on_fenced(link, message)
@@ -271,13 +280,28 @@ class Fleet:
             return
         stream = self._stream_for(link, message)
         if stream is not None:
+            self._count(stream, message)
             stream.hear(message)
+        elif isinstance(message, Done) and message.id.startswith(WARMING):
+            self.routing.warmed(link, message)
         elif isinstance(message, Done):
             self._stray(link, message)
+
+    def _count(self, stream: ReplicaStream, message: Began | PromptLogprobs | Tokens | Done) -> None:
+        """Let the routing know how far a request is."""
+        if stream.sent is None:
+            return
+        if isinstance(message, Began):
+            self.routing.begin(stream.sent, message)
+        elif isinstance(message, Tokens):
+            self.routing.end_prefill(stream.sent)
+        elif isinstance(message, Done):
+            self.routing.end(stream.sent)
 
     def closed(self, link: ReplicaLink) -> None:
         """Tell the streams of this link that it is lost."""
         self._relay.closed(link)
+        self.routing.closed(link)
         lost = [stream for stream in self._all() if stream.link is link]
         suspect = _suspect(link, lost)
         for stream in lost:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol, TypeAlias
 
+from gateway.fleet.routing import Sent
 from protocol.frames import ProtocolError, ToReplica
 from protocol.requests import Abort, Ack, Began, Credit, Done, Generate, PromptLogprobs, Tokens
 
@@ -47,6 +48,8 @@ class ReplicaStream:
         self.epoch = epoch
         self.numerics = numerics
         self.link: MessageSender | None = None
+        self.sent: Sent | None = None
+        """By what choice it is there."""
         self.lost = False
         """Whether the connection was lost while it ran."""
         self.suspect = False

@@ -38,7 +38,7 @@ from gateway.generation.outcome import (
     replica_lost_error,
 )
 from gateway.generation.request_state import Event, Outcome, RequestState, failed
-from gateway.generation.task_trace import TaskTrace, request_facts
+from gateway.generation.task_trace import TaskTrace, chosen_by, request_facts
 from gateway.generation.usage_recording import EndedRequest, UsageRecording
 from gateway.limits.permit import AskedPermit
 from gateway.metering.billable_usage import NONSENSE, to_billing_counts, usage_of
@@ -320,7 +320,7 @@ class GenerationTask:
         and goes on after if tokens had come. Raises Unavailable."""
         prepared, fleet = self.prepared, self._deps.fleet
         payer = prepared.payer
-        tokens, partition = len(prepared.prompt.tokens), prepared.generation.cache.partition
+        partition = prepared.generation.cache.partition
         segments, scopes = self._deps.domains.prompt_segments(
             payer.tenant_id, payer.project_id, prepared.model.names, prepared.prompt.tokens, partition
         )
@@ -335,15 +335,19 @@ class GenerationTask:
         message = prepared.message(hold, segments, attempt=number, credit=credit, deadline=self._deadline)
         if choices.tokens:
             message = continued(message, choices, self._began, self.delivery.delivered)
-        link = link or fleet.choose(
-            prepared.model.name, message.version, conversation=prepared.conversation, tokens=tokens
-        )
-        if in_slices:
-            self._slices = self._slices or HoldSlices(self._deps.admission, prepared, hold, self._paid)
-        self.state.move("sent")  # before it is: what must not be sent is not, and what is sent can be stopped
-        stream = self._stream = fleet.generate(link, scopes, message)
+        among = () if link is None else (link,)
+        sent = fleet.choose(prepared.model.name, prepared.routed, message.version, among=among)
+        try:
+            if in_slices:
+                self._slices = self._slices or HoldSlices(self._deps.admission, prepared, hold, self._paid)
+            self.state.move("sent")  # before it is: what must not be sent is not, and what is sent can be stopped
+            stream = self._stream = fleet.generate(sent, scopes, message)
+        except BaseException:
+            fleet.give_up(sent)
+            raise
         other_numerics = before is not None and choices.tokens > 0 and before.numerics != stream.numerics
-        self._trace.sent(Attempt(stream.replica, None, self._undone or "", choices.tokens, other_numerics))
+        attempt = Attempt(stream.replica, None, self._undone or "", choices.tokens, other_numerics, chosen_by(sent))
+        self._trace.sent(attempt)
         self._sent_s = time.monotonic() - self._started
         if self._slices is not None:
             stream.pay(self._slices.paid, wish=window)

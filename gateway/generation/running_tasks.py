@@ -26,6 +26,7 @@ MOST_WAITING = 64
 class RunningTasks:
     """The tasks of all requests that run. While `draining`, no request is started. `check_payer` raises the error for
     who may start nothing now; `check_key` does for a key that has ended since it asked, and raises DatabaseUnavailable.
+    `most_waiting`: requests that wait at once for a replica.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class RunningTasks:
         deps: GenerationDependencies,
         check_payer: Callable[[Payer], None],
         check_key: Callable[[Payer], Awaitable[None]],
+        most_waiting: int = 1024,
     ) -> None:
         self.draining = False
         self.check_key = check_key
@@ -41,6 +43,7 @@ class RunningTasks:
         self._running: dict[GenerationTask, asyncio.Task[None]] = {}
         self._by_id: dict[UUID, GenerationTask] = {}
         self._waiting: Counter[UUID] = Counter()
+        self._most_waiting = most_waiting
 
     def __len__(self) -> int:
         return len(self._running)
@@ -61,21 +64,36 @@ class RunningTasks:
         self._deps.fleet.candidates(model)
 
     async def wait_for_replica(self, request: PreparedRequest, gone: Callable[[], bool]) -> None:
-        """Wait for `RequestTimeouts.retry` at most while no replica of its served model is healthy, as while the only
-        one is started again. Nothing is held yet. `start` refuses a request that has waited in vain, and what is beyond
-        `MOST_WAITING` of its tenant at once. Raises ClientLeft once its client is `gone`."""
+        """Wait for `RequestTimeouts.start` at most while no replica of its served model is healthy, as while the only
+        one is started again, or the first one from zero. Nothing is held yet, and it counts as backlog. Raises
+        Unavailable where it has waited in vain, and at once where `most_waiting` requests wait, or `MOST_WAITING` of
+        its tenant; ClientLeft once its client is `gone`."""
         fleet, model, tenant = self._deps.fleet, request.model.name, request.payer.tenant_id
-        if fleet.healthy(model) or self._waiting[tenant] >= MOST_WAITING:
+        if fleet.healthy(model) or fleet.disks_full(model):
             return
+        if self._waiting.total() >= self._most_waiting or self._waiting[tenant] >= MOST_WAITING:
+            raise Unavailable(
+                f"No replica of the model {model!r} is ready, and {self._waiting.total()} requests wait for one "
+                "already; try again shortly.",
+                retry_after=5.0,
+            )
         self._waiting[tenant] += 1
+        tokens = len(request.prompt.tokens)
+        fleet.routing.wait_at_gateway(model, tokens)
         try:
-            timeout_s = self._deps.admission.timeouts.retry
-            await fleet.wait_for(
+            timeout_s = self._deps.admission.timeouts.start
+            ready = await fleet.wait_for(
                 model, timeout_s, unless=lambda: gone() or self.draining or bool(fleet.disks_full(model))
             )
             if gone() and not self.draining:  # which ends connections too
                 raise ClientLeft("The client disconnected while its request waited for a replica.")
+            if ready is None and not self.draining and not fleet.disks_full(model):
+                raise Unavailable(
+                    f"No replica of the model {model!r} was ready within {timeout_s:g} s; try again shortly.",
+                    retry_after=5.0,
+                )
         finally:
+            fleet.routing.wait_at_gateway(model, -tokens)
             self._waiting[tenant] -= 1
             if not self._waiting[tenant]:
                 del self._waiting[tenant]

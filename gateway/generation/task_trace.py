@@ -5,12 +5,13 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from gateway.admission.prepared_request import PreparedRequest
+from gateway.fleet.routing import Sent
 from gateway.generation.delivery import Finished
 from gateway.generation.request_state import Outcome
 from protocol.requests import Done
 from tracing.spans import RequestFacts
 from waterfall.marks import DONE, FIRST_TOKEN, ROUTE, Marks
-from waterfall.record import Attempt, Record
+from waterfall.record import Attempt, Chosen, Record
 from waterfall.writer import Entry
 
 
@@ -69,6 +70,22 @@ class TaskTrace:
             limits=() if self.beside is None else self._marks.offsets_of(self.beside),
         )
         return Entry(prepared.request_id, payer.tenant_id, payer.project_id, self._marks, record, settles=held)
+
+
+def chosen_by(sent: Sent) -> Chosen:
+    """What is kept of why this replica was chosen."""
+    choice, estimate = sent.choice, sent.choice.estimate
+    return Chosen(
+        choice.why,
+        choice.others,
+        held=estimate.held,
+        tokens=sent.routed.tokens,
+        wait=round(estimate.wait * 1e6),
+        compute=round(estimate.compute * 1e6),
+        fetch=round(estimate.fetch * 1e6),
+        next_replica=choice.next_replica,
+        next_us=round(choice.next_s * 1e6),
+    )
 
 
 def request_facts(prepared: PreparedRequest, status: int, finished: Finished | None, output: int) -> RequestFacts:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
@@ -260,8 +260,10 @@ class GatewayMetrics:
         limits_degraded: Callable[[], bool] = lambda: False,
         waterfalls_dropped: Callable[[], int] = lambda: 0,
         rates: FleetRates | None = None,
+        backlogs: Mapping[str, Callable[[], float]] | None = None,
     ) -> None:
-        """Add metrics that are polled. `refused`: entries of replicas' journals that nothing can be billed from."""
+        """Add metrics that are polled. `refused`: entries of replicas' journals that nothing can be billed from.
+        `backlogs`: of each served model."""
         self._local.register(_ReplicaMetrics(fleet, rates))
         gauges: tuple[tuple[str, str, Literal["sum", "max", "min"], Callable[[], float]], ...] = (
             ("turnpike_spool_waiting", "Records durable and not settled", "sum", lambda: settler.lag),
@@ -303,6 +305,16 @@ class GatewayMetrics:
         for name, text, over_workers, value in gauges:
             gauge = Gauge(name, text, registry=self.registry, multiprocess_mode=over_workers)
             self._polled.append((gauge, value))
+
+        backlog = Gauge(
+            "turnpike_backlog_seconds",
+            "Work that waits for a model's replicas, in seconds of one replica: prompts that are to be computed, there "
+            "or at a gateway, and a step of what decodes; for autoscaling",
+            ["model"],
+            registry=self.registry,
+            multiprocess_mode="max",
+        )
+        self._polled += [(backlog.labels(model), value) for model, value in (backlogs or {}).items()]
 
     def reachable(self, *, database: bool, bus: bool) -> None:
         """Record whether the database answers and the bus is connected."""

@@ -205,6 +205,11 @@ class BlockPool:
         """A lease on the blocks of these keys lasts until then, in the seconds of `expire`: they are worth more."""
         self._order.retain([block for key in keys if (block := self._index.get(key)) is not None], until)
 
+    @property
+    def leases(self) -> tuple[int, float]:
+        """How many blocks are under a live lease, and when the last of these leases ends; 0 for none."""
+        return self._order.leases
+
     def expire(self, now: float) -> None:
         """It is `now`: leases that have ended no longer count."""
         self._order.expire(now)

@@ -260,6 +260,11 @@ class GroupedPool:
         for pool in self.pools:
             pool.retain(keys, until)
 
+    @property
+    def leases(self) -> tuple[int, float]:
+        """How many blocks are under a live lease, in the layer group that has most, and when the last of these ends."""
+        return max(pool.leases for pool in self.pools)
+
     def expire(self, now: float) -> None:
         """It is `now`: leases that have ended no longer count."""
         for pool in self.pools:

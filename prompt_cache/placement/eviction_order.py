@@ -180,6 +180,11 @@ class EvictionOrder:
     def retain(self, entries: Sequence[int], until: float) -> None:
         """A lease on these lasts until then, in the seconds that `expire` is told."""
 
+    @property
+    def leases(self) -> tuple[int, float]:
+        """How many entries are under a lease that has not ended, and when the last of these leases ends."""
+        return 0, 0.0
+
     def expire(self, now: float) -> None:
         """It is `now`: leases that ended before no longer count."""
 

@@ -161,6 +161,7 @@ class HitDensity(EvictionOrder):
         self._share: list[_Share] = [self._shared] * entries
         self._lane: list[_Lane | None] = [None] * entries
         self._leases: dict[int, float] = {}
+        self._last_lease_end = 0.0
         """entry -> when the last lease on it ends"""
         self._lease_ends: list[tuple[float, Sequence[int]]] = []
         """A heap of (end, entries); those with a later end by now are passed over."""
@@ -200,9 +201,15 @@ class HitDensity(EvictionOrder):
             self._requeue(changed, lambda entry: self._leases.__setitem__(entry, until))
             heapq.heappush(self._lease_ends, (until, changed))
             self._leased += len(changed)
+            self._last_lease_end = max(until, self._last_lease_end if len(self._leases) > len(changed) else 0.0)
         if self._leased > 4 * len(self._class) + 1000:  # many were renewed: forget the earlier ends
             self._lease_ends = sorted((end, [entry]) for entry, end in self._leases.items())
             self._leased = len(self._leases)
+
+    @property
+    def leases(self) -> tuple[int, float]:
+        """As `EvictionOrder.leases`; the end may be that of an entry that was removed meanwhile."""
+        return len(self._leases), self._last_lease_end if self._leases else 0.0
 
     def expire(self, now: float) -> None:
         """As `EvictionOrder.expire`."""

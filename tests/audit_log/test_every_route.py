@@ -17,6 +17,7 @@ _PROJECT = f"{_TENANT}/projects/{{project:str}}"
 RECORDED = {
     **{f"POST {_ADMIN}/approvals/{{change:str}}/{verb}": "change" for verb in ("approve", "withdraw")},
     **{f"POST {_ADMIN}/fleet/{{replica:str}}/{verb}": "replica" for verb in ("drain", "resume")},
+    f"POST {_ADMIN}/fleet/scale-in": "replica",
     f"POST {_ADMIN}/gateway-epochs/{{epoch:str}}/declare-dead": "journal",
     f"POST {_ADMIN}/invitations/accept": "invitation",
     **{f"POST {base}/invitations": "invitation" for base in (_ADMIN, _TENANT, _PROJECT)},

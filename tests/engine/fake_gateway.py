@@ -19,7 +19,7 @@ from engine.errors import EngineError
 from engine.server.replica import main
 from engine.startup.options import ReplicaOptions
 from protocol.frames import VERSION, ToGateway, ToReplica, encode, link_proof, read_from_replica
-from protocol.replicas import Dial, Heartbeat, Hello, Scope
+from protocol.replicas import Dial, Heartbeat, Hello, Load, Scope
 from protocol.requests import Ack, Began, Done, Generate, Tokens
 
 LINK_KEY = b"k" * 32
@@ -60,7 +60,7 @@ async def hear_within(reader: asyncio.StreamReader, seconds: float) -> ToGateway
 
 @dataclass
 class Client:
-    """One connection. `done`, `tokens` and `began` are by request id; `beats` are in order."""
+    """One connection. `done`, `tokens` and `began` are by request id; `beats` and `loads` are in order."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -69,6 +69,7 @@ class Client:
     began: dict[str, Began] = field(default_factory=dict)
     done: dict[str, Done] = field(default_factory=dict)
     beats: list[Heartbeat] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)
     acknowledges: bool = True
     dialed: ClassVar[list[Client]] = []
 
@@ -111,6 +112,8 @@ class Client:
         match message:
             case Heartbeat():
                 self.beats.append(message)
+            case Load():
+                self.loads.append(message)
             case Began():
                 self.began[message.id] = message
             case Tokens():

@@ -158,6 +158,8 @@ class FakeReplica:
         self.disk_full = False
         self.beating = True
         self.busy = 0
+        self.blocks = 10
+        self.metrics: dict[str, float] = {}
         """Claim so many running requests at least."""
         self.stuck = False
         self.beat_steps = 0
@@ -252,7 +254,7 @@ class FakeReplica:
                 challenge,
                 self.model,
                 layout,
-                Capacity((10,), self.context, 8),
+                Capacity((self.blocks,), self.context, 8),
                 self.identity,
                 numerics=self.numerics,
             )
@@ -346,7 +348,7 @@ class FakeReplica:
                 self.beat_steps += not self.stuck
                 running = self.busy + sum(1 for run in self.runs.values() if run.task and not run.task.done())
                 flags = {DRAINING: float(self.draining), DISK_FULL: float(self.disk_full)}
-                metrics = {"turnpike_engine_kv_blocks_free": 7.0, **flags}
+                metrics = {"turnpike_engine_kv_blocks_free": 7.0, **flags, **self.metrics}
                 service = self.share.service_given()
                 beat = Heartbeat(
                     self.beat_steps, running, {"standard": 0}, (), service, metrics=metrics, adapters=self.resident

@@ -224,7 +224,8 @@ async def stock(database: Database, grant: int = GRANT) -> None:
 
 
 def quick_timeouts(**changes: float) -> RequestTimeouts:
-    return RequestTimeouts(**{"request": 20.0, "retry": 1.0, "done": 1.0, "replay": 0.7, **changes})
+    start = changes.get("retry", 1.0)
+    return RequestTimeouts(**{"request": 20.0, "start": start, "retry": 1.0, "done": 1.0, "replay": 0.7, **changes})
 
 
 @asynccontextmanager

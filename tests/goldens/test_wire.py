@@ -23,9 +23,11 @@ from protocol.replicas import (
     Hello,
     LayerGroup,
     Layout,
+    Load,
     Purge,
     RemoteService,
     Scope,
+    SentPrefix,
     ServedModel,
     TierLimit,
     TierLoad,
@@ -44,6 +46,7 @@ from protocol.requests import (
     PromptRead,
     Refusal,
     Retain,
+    Route,
     Sampling,
     Segment,
     TokenLogprob,
@@ -100,6 +103,7 @@ TO_REPLICA: list[Any] = [
         stopped=(2,),
         counted=Counts(prompt=3, computed=1, read_hbm=2),
         delivered=2,
+        route=Route(names=b"12345678", expected=3, leased=2, until=99.5),
     ),
     Generate(id="r2", attempt=1, segments=(), tokens=[], sampling=Sampling(max_tokens=1), credit=0),
     Credit(id="r1", delivered=3, limit=4),
@@ -165,6 +169,7 @@ TO_GATEWAY: list[Any] = [
         adapters=(ResidentAdapter(name="d1@p1", hour=3600, milliseconds=5, ready=True),),
     ),
     Fenced(epoch="g-0", requests=(("r1", 2),)),
+    Load(queued={"batch": 7}, decodes=2, prefixes=(SentPrefix(names=b"12345678", leased=1, until=9.5),)),
 ]
 
 

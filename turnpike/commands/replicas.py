@@ -1,14 +1,15 @@
-"""`turnpike replicas`: what holds each replica back, how far it uses its device, and what its tokens cost."""
+"""`turnpike replicas`: what holds each replica back, what its tokens cost, and which of them take no more requests."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from turnpike.api.actions import add_action
 from turnpike.command_line import CommandParser
 
 if TYPE_CHECKING:
@@ -20,7 +21,17 @@ _LONGEST_S = 600
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Declare `turnpike replicas explain`."""
+    """Declare `turnpike replicas …`."""
+    drained = "{name} {state}: {requests} requests run there"
+    reason = {"reason": "why, for the audit log"}
+    for action, text, operation in (
+        ("drain", "let a replica take no more requests, and run on what it has", "drain_replica"),
+        ("resume", "let a drained replica take requests again", "resume_replica"),
+    ):
+        add_action(parser, action, text, operation, arguments=("replica",), flags=reason, show=drained)
+    text = "drain the replicas of a model that are missed least: those whose leases end soonest"
+    flags = {"count": "how many; default: 1", "to_zero": "also the last one", **reason}
+    add_action(parser, "scale-in", text, "scale_in", arguments=("model",), flags=flags, show=_scaled_in)
     text = "say of each replica what holds it back, by what it does while the command watches"
     explaining = parser.add_action("explain", text, explain)
     explaining.add_argument("--seconds", type=float, default=10.0, help="how long to watch; default: 10")
@@ -45,6 +56,17 @@ async def _explain(settings: Settings, arguments: argparse.Namespace) -> int:
     else:
         print("\n\n".join(_lines(one) for one in told))
     return int(any(probe is None for probe in last.values()))
+
+
+def _scaled_in(answer: Any, _: argparse.Namespace) -> str:
+    lines = []
+    for one in answer["leaving"]:
+        until = "" if one["leases_end_at"] is None else f" until {one['leases_end_at']}"
+        lines.append(
+            f"{one['name']} {one['state']}: {one['requests']} requests run there, {one['leased_blocks']} blocks under "
+            f"leases{until}, {one['moved_prefixes']} prefixes given another home"
+        )
+    return "\n".join([*lines, f"{answer['staying']} replicas stay"])
 
 
 class _Told(msgspec.Struct):

@@ -219,6 +219,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     request_timeout: Annotated[
         float, _about("longest time that a request may run, in seconds", SERVE, GATEWAY, at_least=1, at_most=_DAY)
     ] = 600.0
+    replica_wait: Annotated[
+        float,
+        _about(
+            "seconds that a request waits for a replica while none of its model is ready, as while the first one is "
+            "started; 0: it is refused at once",
+            SERVE,
+            GATEWAY,
+            at_least=0,
+            at_most=_DAY,
+        ),
+    ] = 30.0
+    replica_wait_requests: Annotated[
+        int,
+        _about(
+            "requests that wait so at once in a gateway process, at most 64 of a tenant; more are refused with 503",
+            SERVE,
+            GATEWAY,
+            at_least=0,
+        ),
+    ] = 1024
     hold_slice_tokens: Annotated[
         int,
         _about(

@@ -212,11 +212,43 @@ def _cause(bar: Bar, record: Record) -> str:
     cause = CAUSES[bar.stage]
     if bar.stage == "queue" and record.lane:
         return cause.replace("its lane", f"the lane {record.lane}")
+    if bar.stage == "route" and 0 < bar.attempt <= len(record.attempts):
+        return f"{cause}{_choice(record.attempts[bar.attempt - 1])}"
     if bar.stage == "decode" and 0 < bar.attempt <= len(record.attempts):
         return f"{cause}{_steps(record.attempts[bar.attempt - 1].timeline)}"
     if bar.stage == "answer" and record.status == "refused":
         return f"It was refused: {record.code}."
     return cause
+
+
+_WHY: Mapping[str, str] = {
+    "cached": "it holds the most of the prompt",
+    "spilled": "the wait at a replica that holds more was longer than computing it here",
+    "least_work": "of those that hold as much it was expected to be the quickest",
+    "new_group": "no replica holds any of the prompt",
+    "only": "no other could be chosen",
+}
+
+
+def _choice(attempt: Attempt) -> str:
+    """Why this replica was chosen, and what was expected of it."""
+    chosen = attempt.chosen
+    if chosen is None:
+        return ""
+    parts = [("wait", chosen.wait), ("compute", chosen.compute), ("fetch", chosen.fetch)]
+    seconds = " + ".join(f"{name} {_seconds(micros)}" for name, micros in parts if micros or name == "compute")
+    other = ""
+    if chosen.next_replica:
+        expected = _seconds(chosen.next_us)
+        other = f" The best of {chosen.others} others, {chosen.next_replica}, was expected to take {expected}."
+    return (
+        f" {attempt.replica}, since {_WHY.get(chosen.why, chosen.why)}: {chosen.held:,} of {chosen.tokens:,} tokens "
+        f"cached, first token in {_seconds(chosen.wait + chosen.compute + chosen.fetch)} ({seconds}).{other}"
+    )
+
+
+def _seconds(micros: int) -> str:
+    return f"{micros / 1e6:.3g} s" if micros >= 1_000_000 else f"{micros / 1000:.3g} ms"
 
 
 def _steps(told: Timeline | None) -> str:

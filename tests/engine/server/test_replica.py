@@ -19,8 +19,9 @@ from engine.server.replica import serve
 from engine.startup.options import ReplicaOptions
 from prompt_cache.model_digest import model_digest, text_digest
 from protocol.frames import VERSION, encode, link_proof, read_from_replica
-from protocol.replicas import DRAINING, Dial, Drain, Heartbeat, Hello
-from protocol.requests import Abort, Ack, Counts, Credit, Done, Generate, Tokens
+from protocol.prefixes import prefix_names
+from protocol.replicas import DRAINING, PROMPT_TOKEN_S, Dial, Drain, Heartbeat, Hello
+from protocol.requests import ROUTING_VERSION, WARMING, Abort, Ack, Counts, Credit, Done, Generate, Route, Tokens
 from tests.engine.conftest import SCOPES, VOCABULARY, generate, make_bench
 from tests.engine.fake_gateway import LINK_KEY, Client, ReplicaProcess
 from tests.servers import free_port
@@ -92,6 +93,39 @@ async def test_streams_are_what_the_engine_computes(replica: ReplicaProcess, tin
     await client.close()
     assert await replica.stop() == 0
     assert not replica.leaves_socket()
+
+
+async def test_a_prefix_is_warmed_without_a_trace_in_the_journal_and_gateways_hear_of_queues(replica: ReplicaProcess):
+    client, other = await Client.dial(replica.path), await Client.dial(replica.path, name="other")
+    client.send(*ALL)
+    other.send(*ALL)
+    names = prefix_names(b"k", LONG)
+    warming = generate(f"{WARMING}1", LONG, 0, credit=1, route=Route(names, 300))
+    client.send(warming)
+    await client.finished(warming.id)
+    assert client.done[warming.id].sequence == 0
+    other.generate(generate("reads", LONG, 4, route=Route(names, 44)))
+    await other.finished("reads")
+    assert other.began["reads"].counts.read_hbm >= 256, "what was warmed is read"
+    await other.until(lambda: any(load.prefixes for load in other.loads))
+    assert [sent.names for load in other.loads for sent in load.prefixes] == [names]
+    await client.until(lambda: bool(client.loads) and client.loads[-1].decodes == 0)
+    counted = "turnpike_engine_journal_requests_total"
+    await client.until(lambda: bool(client.beats) and client.beats[-1].metrics.get(counted, 0.0) >= 1)
+    assert client.beats[-1].metrics[counted] == 1, "the one that has a price"
+    assert client.beats[-1].metrics[PROMPT_TOKEN_S] > 0
+    await client.close()
+    await other.close()
+
+
+async def test_an_older_gateway_hears_nothing_of_queues(replica: ReplicaProcess):
+    client = await Client.dial(replica.path, version=ROUTING_VERSION - 1)
+    client.generate(generate("old", LONG, 4), ALL)
+    await client.finished("old")
+    beats = len(client.beats)
+    await client.until(lambda: len(client.beats) > beats + 1)
+    assert client.loads == []
+    await client.close()
 
 
 async def test_a_drained_replica_finishes_what_it_has_and_takes_nothing_more(replica: ReplicaProcess):

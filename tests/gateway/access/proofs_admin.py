@@ -395,6 +395,12 @@ async def _(world: World, place: Place) -> Call:
     return Call({"replica": "replica-1"}, body={"reason": "new driver"})
 
 
+@proof("admin_scale_in")
+async def _(world: World, place: Place) -> Call:
+    """Nobody is drained: the first replica goes on with what other proofs ask."""
+    return Call(body={"model": "tiny", "dry_run": True})
+
+
 @proof("admin_change_setting", quiet="the last operator cannot turn approvals on")
 async def _(world: World, place: Place) -> Call:
     return Call({"name": "approvals"}, body={"value": "off", "reason": "as agreed"})

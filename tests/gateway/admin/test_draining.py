@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from protocol.replicas import DRAIN_VERSION
+from protocol.replicas import DRAIN_VERSION, LEASED_BLOCKS, LEASES_END
 from tests.gateway.admin.desk import Desk, Desks
 from tests.gateway.stack import Stack, running_stack
 
@@ -52,6 +52,29 @@ async def test_requests_go_to_the_other_replica_and_what_runs_is_finished(pair: 
     await pair.ready(2)
     entries = (await operator.get("/audit?action=replica.drained"))["data"]
     assert [(one["target"]["id"], one["reason"]) for one in entries] == [(busy.name, "new driver")]
+
+
+async def test_the_replica_whose_leases_end_first_leaves_first(pair: Stack, operator: Desk) -> None:
+    first, second = pair.replicas
+    first.metrics = {LEASED_BLOCKS: 7.0, LEASES_END: 2_000_000_000.0}
+    links = {link.replica: link for link in pair.gateway.services.fleet.links}
+    await pair.until(lambda: (beat := links[first.name].beat) is not None and LEASES_END in beat.metrics)
+    dry = await operator.post("/fleet/scale-in", {"model": "tiny", "dry_run": True})
+    assert [(one["name"], one["state"]) for one in dry["leaving"]] == [(second.name, "healthy")]
+    assert dry["staying"] == 1
+    assert set((await states(operator)).values()) == {"healthy"}
+    too_many = await operator.post("/fleet/scale-in", {"model": "tiny", "count": 2}, status=409)
+    assert too_many["error"]["code"] == "too_few_replicas"
+    done = await operator.post("/fleet/scale-in", {"model": "tiny", "reason": "night"})
+    assert [(one["name"], one["state"], one["leased_blocks"]) for one in done["leaving"]] == [
+        (second.name, "draining", 0)
+    ]
+    assert await states(operator) == {first.name: "healthy", second.name: "draining"}
+    last = await operator.post("/fleet/scale-in", {"model": "tiny", "to_zero": True})
+    assert [(one["leased_blocks"], one["leases_end_at"]) for one in last["leaving"]] == [(7, "2033-05-18T03:33:20Z")]
+    assert last["staying"] == 0
+    entries = (await operator.get("/audit?action=replica.drained"))["data"]
+    assert {one["target"]["id"] for one in entries} == {first.name, second.name}
 
 
 @pytest.mark.slow

@@ -87,6 +87,10 @@ async def test_a_request_from_authentication_to_settlement(stack: Stack, desks: 
         **{"decode_steps": 2, "drafting_us": 1500},
         **{"after": None, "emitted_tokens": 0, "other_numerics": False},
     }
+    [route] = [bar for bar in found["bars"] if bar["stage"] == "route"]
+    assert route["cause"].startswith(
+        "A replica was chosen and the request sent. replica-0, since no other could be chosen: 0 of "
+    )
     [decode] = [bar for bar in found["bars"] if bar["stage"] == "decode"]
     assert decode["cause"] == (
         "Output tokens were drawn. It took 2 steps behind the first token. Drafters held it up for 1.5 ms."

@@ -16,6 +16,7 @@ from gateway.errors import Unavailable
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.replica_link import FleetOptions
 from gateway.fleet.replica_stream import LinkLost
+from gateway.fleet.router import Routed
 from gateway.served_models.registry import ModelRegistry
 from gateway.served_models.served_model import ServedModel, load_served_model
 from protocol.addresses import AddressError, parse_address
@@ -26,6 +27,8 @@ from tests.gateway.tiny_model import make_model_folder
 from tests.waiting import until
 
 QUICK = FleetOptions(beat_timeout=0.5, step_timeout=0.3, silence=0.4, backoff_first=0.01, backoff_most=0.05)
+
+PROMPT = Routed(key=b"k", tokens=10)
 
 
 @asynccontextmanager
@@ -92,7 +95,7 @@ async def test_another_text_side_is_refused_and_said(
         await until(lambda: "another tokenizer or chat template" in fleet.links[0].problem)
         assert fleet.healthy("tiny") == []
         with pytest.raises(Unavailable):
-            fleet.choose("tiny")
+            fleet.choose("tiny", PROMPT)
         await replica.stop()
         replica.model = FakeReplica(tmp_path / "r", model.text_digest).model
         await replica.start()
@@ -147,7 +150,7 @@ async def test_a_silent_link_is_closed(model: ServedModel, tmp_path: Path) -> No
     async with fleet_of(model, replica) as fleet:
         await until(lambda: fleet.healthy("tiny"))
         replica.beating = False
-        stream = fleet.generate(fleet.links[0], (), request("a"))
+        stream = fleet.generate(fleet.choose("tiny", PROMPT), (), request("a"))
         replica.script = Script(tokens=[], silent=True)
         while not isinstance(await stream.next(), LinkLost):
             pass
@@ -201,14 +204,14 @@ async def test_the_least_loaded_replica_is_chosen(model: ServedModel, tmp_path: 
         await until(lambda: len(fleet.healthy("tiny")) == 2)
         chosen = []
         for number in range(6):
-            link = fleet.choose("tiny")
-            chosen.append(link.replica)
-            fleet.generate(link, (), request(f"q{number}"))
+            sent = fleet.choose("tiny", PROMPT)
+            chosen.append(sent.choice.replica.replica)
+            fleet.generate(sent, (), request(f"q{number}"))
         assert chosen.count("r0") == chosen.count("r1") == 3
         assert fleet.context_tokens("tiny") == 512
         await replicas[0].stop()
         await until(lambda: len(fleet.healthy("tiny")) == 1)
-        assert fleet.choose("tiny").replica == "r1"
+        assert fleet.choose("tiny", PROMPT).choice.replica.replica == "r1"
 
 
 async def test_several_models_in_one_gateway(model: ServedModel, tmp_path: Path) -> None:
@@ -224,11 +227,11 @@ async def test_several_models_in_one_gateway(model: ServedModel, tmp_path: Path)
         await replicas[0].start()
         await until(lambda: fleet.healthy("tiny"))
         with pytest.raises(Unavailable, match="other"):
-            fleet.choose("other")
+            fleet.choose("other", PROMPT)
         await replicas[1].start()
         await until(lambda: fleet.healthy("other"))
-        assert fleet.choose("tiny").replica == "r0"
-        assert fleet.choose("other").replica == "r1"
+        assert fleet.choose("tiny", PROMPT).choice.replica.replica == "r0"
+        assert fleet.choose("other", PROMPT).choice.replica.replica == "r1"
         assert fleet.context_tokens("other") == 64
         assert fleet.context_tokens("unheard of") is None
     finally:

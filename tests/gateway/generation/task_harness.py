@@ -19,6 +19,8 @@ from gateway.conversation.prompt import Prompt
 from gateway.errors import Interrupted, NotCached, Unaffordable, Unavailable
 from gateway.fleet.replica_link import FleetOptions
 from gateway.fleet.replica_stream import ReplicaStream, TimeOver
+from gateway.fleet.router import Routed, Router
+from gateway.fleet.routing import Sent
 from gateway.generation.delivery import DeliveryChunk, Failed, Finished, ReaderGone, Started
 from gateway.generation.dependencies import GenerationDependencies
 from gateway.generation.generation_task import GenerationTask
@@ -136,7 +138,7 @@ class TaskHarness:
         )
 
     def _fleet(self) -> Any:
-        def generate(link: Any, scopes: Any, request: Generate) -> ReplicaStream:
+        def generate(sent: Any, scopes: Any, request: Generate) -> ReplicaStream:
             stream = ReplicaStream(request, "replica-0", "d" * 64, epoch=1)
             stream.link = self
             self.stream, self.said_done, self.said_began = stream, False, False
@@ -144,10 +146,11 @@ class TaskHarness:
             self.sent_tokens = {choice: len(tokens) for choice, tokens in enumerate(request.emitted)}
             return stream
 
-        def choose(model: str, version: int = 1, *, after: Any = None, **conversation: Any) -> Any:
+        def choose(model: str, routed: Routed, version: int = 1, *, among: Any = ()) -> Any:
             if self.disk_full:
                 raise Unavailable("No replica of the model is ready.")
-            return SimpleNamespace(replica="replica-0")
+            router = Router(lambda: 0.0)
+            return Sent(router, routed, router.choose(routed, [SimpleNamespace(replica="replica-0")]))
 
         async def wait_for(
             model: str, timeout_s: float, *, after: Any, goes_on: bool, unless: Callable[[], bool]
@@ -161,6 +164,7 @@ class TaskHarness:
             options=FleetOptions(credit_window=12, credit_step=4),
             choose=choose,
             generate=generate,
+            give_up=lambda sent: None,
             wait_for=wait_for,
             waits_for_disk=lambda stream: self.disk_full and stream.link is not None,
             end=lambda stream: self.sent.append(("ended", stream.attempt)),

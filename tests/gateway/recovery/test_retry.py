@@ -15,7 +15,7 @@ from billing.replica_journals.comparison import JournalReport
 from billing.settlement.lost_attempt_events import attempt_id
 from billing.verification import audit
 from billing.verification.reconciliation import reconcile
-from gateway.fleet import cache_affinity
+from gateway.fleet import router
 from gateway.services import GatewayOptions
 from protocol.requests import ATTEMPT_VERSION
 from tests.fast import only_fast
@@ -27,7 +27,7 @@ from tests.gateway.stack import Stack, quick_timeouts, running_stack
 @pytest.fixture(autouse=True)
 def first_replica_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """New conversations go to the replica whose name comes first."""
-    monkeypatch.setattr(cache_affinity, "_rendezvous", lambda key, replica: bytes(255 - b for b in replica.encode()))
+    monkeypatch.setattr(router, "rendezvous", lambda key, replica: replica.encode())
 
 
 @asynccontextmanager
@@ -420,6 +420,25 @@ async def test_a_request_that_finds_no_replica_waits_until_one_is_started(
         assert answer.status_code == 200, answer.text
         if isinstance(body, dict):
             assert text_of(body, answer) == TEXT
+
+
+async def test_what_waits_for_a_first_replica_is_backlog_and_is_told_when_it_was_in_vain(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
+) -> None:
+    async with two(stocked_sqlite_url, tmp_path, model_folder, replicas=1, alone=True, start=0.5) as stack:
+        await stack.replica.stop()
+        fleet = stack.gateway.services.fleet
+        await stack.until(lambda: not fleet.healthy("tiny"))
+        asked = asyncio.create_task(stack.post(WHOLE))
+        await stack.until(lambda: fleet.backlog("tiny") > 0)
+        metrics = (await stack.http.get("/metrics")).text
+        [value] = [line for line in metrics.splitlines() if line.startswith('turnpike_backlog_seconds{model="tiny"}')]
+        assert float(value.rpartition(" ")[2]) > 0, "an autoscaler starts the first replica by it"
+        answer = await asked
+        assert answer.status_code == 503
+        assert "was ready within 0.5 s" in answer.json()["error"]["message"]
+        assert int(answer.headers["retry-after"]) >= 1
+        assert fleet.backlog("tiny") == 0
 
 
 async def test_a_request_that_waits_for_a_replica_is_refused_when_the_gateway_stops(
