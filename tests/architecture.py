@@ -37,7 +37,7 @@ ROOMS: Mapping[str, frozenset[str]] = {
         {"response_store.sealing", "prompt_cache.promise", "prompt_cache.tables", "audit_log", "storage"}
     ),
     "batch_store": frozenset({"file_store", "response_store.sealing", "audit_log", "storage"}),
-    "tenancy": frozenset({"audit_log", "storage"}),
+    "tenancy": frozenset({"webhooks.addresses", "webhooks.checked_requests", "audit_log", "storage"}),
     "prompt_cache": frozenset({"audit_log", "model_files", "protocol", "storage"}),
     "tracing": frozenset({"waterfall", "protocol", "storage"}),
     "waterfall": frozenset({"protocol", "storage"}),
@@ -48,6 +48,7 @@ ROOMS: Mapping[str, frozenset[str]] = {
     "migrations": frozenset(
         {
             *("storage", "audit_log.tables", "billing.tables", "tenancy.tables", "tenancy.users.tables"),
+            "tenancy.identity.tables",
             *("webhooks.tables", "prompt_cache.tables", "response_store.tables", "waterfall.tables"),
             *("file_store.tables", "batch_store.tables"),
         }
@@ -93,6 +94,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
         "rate_limits",
         "authenticator",
         "users",
+        "identity",
     ),
     "prompt_cache": ("placement", "kv", "model_digest", "tiers", "tables", "promise", "history"),
     "billing": (
@@ -216,7 +218,8 @@ TENANT_TABLES = frozenset(
         *("payment_dispute", "finance_task", "payment_reminder", "reminder_policy"),
         *("stored_response", "stored_response_events", "response_policy", "idempotency_claim"),
         *("stored_file", "file_reservation", "upload", "upload_part", "batch", "batch_line", "batch_part", "adapter"),
-        *("receipt_day", "receipt_policy"),
+        *("receipt_day", "receipt_policy", "sign_in_policy", "identity_provider", "identity_group"),
+        *("directory", "directory_user", "directory_group", "directory_member"),
     )
 )
 """Tables whose rows belong to a tenant."""
