@@ -12,6 +12,9 @@ from gateway.admin.figures.cache_leases import cache_lease_routes
 from gateway.admin.figures.cache_summary import cache_summary_routes
 from gateway.admin.figures.usage_series import usage_series_routes
 from gateway.admin.fleet import FleetOperations
+from gateway.admin.identity.directories import DirectoryOperations
+from gateway.admin.identity.providers import OwnIdentityOperations, identity_provider_routes
+from gateway.admin.identity.sign_in import identity_sign_in_routes
 from gateway.admin.invoices.changes import InvoiceChangeOperations
 from gateway.admin.invoices.files import InvoiceFileOperations
 from gateway.admin.invoices.invoices import InvoiceOperations
@@ -62,6 +65,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     parts = (
         *(usage_series_routes, cache_summary_routes, cache_lease_routes),
         *(sign_in_routes, one_time_link_routes, member_routes, file_content_routes),
+        *(identity_sign_in_routes, identity_provider_routes),
     )
     tenants = NamedTenant(gateway)
     shared = (
@@ -78,6 +82,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         *(ApprovalOperations, DrainingOperations, PlatformOperations, FleetOperations),
         *(OverviewOperations, UsageOperations, AuditOperations),
         *(TenantOperations, SuspensionOperations, UserOperations, AccountOperations, StoredResponseOperations),
+        *(OwnIdentityOperations, DirectoryOperations),
         *(ReceiptPolicyOperations, BatchOperations, FileOperations),
         *(RequestOperations, RequestWaterfallOperations, RefusedRequestOperations),
     )

@@ -138,8 +138,8 @@ class Links:
         token: str = "",
     ) -> Link:
         """Make a link in the caller's transaction. `user_id`: None where it is not known who signs in. `method`: how
-        the user has proven itself so far, or is to. `by`: who made it; None: the user or a command. `token`: a secret of
-        256 bits, if not one that is made here."""
+        the user has proven itself so far, or is to. `by`: who made it; None: the user or a command. `token`: a secret
+        of 256 bits, if not one that is made here."""
         if kind in ("password_reset", "sign_in"):  # a browser that waits must not end another one that does
             await _withdraw(session, (OneTimeToken.user_id == user_id) & (OneTimeToken.kind == kind), now)
         token, row = self._new(kind, now, token)

@@ -122,6 +122,7 @@ class Sessions:
         method: str,
         client: Client,
         now: int,
+        *,
         origin: SessionOrigin | None = None,
     ) -> NewSession:
         """Make a session in the caller's transaction, and end the oldest of too many. `origin`: who opened it, if that

@@ -191,11 +191,12 @@ class SignIn:
         method: str,
         client: Client,
         now: int,
+        *,
         origin: SessionOrigin | None = None,
     ) -> NewSession:
         """A session, in the caller's transaction, for who has proven to be this user. `origin`: by whom, if that is an
         identity provider."""
-        made = await self._sessions.create(session, user_id, method, client, now, origin)
+        made = await self._sessions.create(session, user_id, method, client, now, origin=origin)
         user = await session.get_one(UserAccount, user_id)
         with acting_as_user(user_id, user.email):
             await record_change(

@@ -1,0 +1,1 @@
+"""/admin/v1 of identity providers, passkeys and directories."""
