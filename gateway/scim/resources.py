@@ -21,6 +21,9 @@ def person_fields(resource: Mapping[str, Any]) -> PersonFields:
     said = _known(resource, USER)
     user_name = _text(said, "userName", required=True)
     content: Resource = {name: _text(said, name) for name in _TEXTS if said.get(name) is not None}
+    active = _boolean(said.get("active", True))
+    if "active" in said:
+        content["active"] = active
     if isinstance(said.get("name"), dict):
         inner = _parts(said["name"], USER, "name")
         content["name"] = {part: _text(inner, part) for part in inner if inner[part] is not None}
@@ -33,14 +36,14 @@ def person_fields(resource: Mapping[str, Any]) -> PersonFields:
         user_name=user_name,
         external_id=_text(said, "externalId"),
         email=primary[0].get("value", "") if primary else "",
-        active=_boolean(said.get("active", True)),
+        active=active,
         content={name: value for name, value in content.items() if value not in ([], {})},
     )
 
 
 def person_resource(person: Person, base: str) -> Resource:
     """A person as a User resource. `base`: the URL of the SCIM service."""
-    resource: Resource = {"schemas": [USER], "id": str(person.id), **person.content, "active": person.active}
+    resource: Resource = {"schemas": [USER], "id": str(person.id), **person.content}
     if person.external_id:
         resource["externalId"] = person.external_id
     if person.groups:
@@ -66,9 +69,7 @@ def group_resource(group: Group, base: str) -> Resource:
     if group.external_id:
         resource["externalId"] = group.external_id
     if group.members:
-        resource["members"] = [
-            {"value": str(member), "$ref": f"{base}/Users/{member}", "display": name} for member, name in group.members
-        ]
+        resource["members"] = [{"value": str(member), "$ref": f"{base}/Users/{member}"} for member, _ in group.members]
     return {**resource, "meta": _meta("Group", group, f"{base}/Groups/{group.id}")}
 
 

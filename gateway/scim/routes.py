@@ -6,7 +6,7 @@ guesses links.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -45,59 +45,81 @@ def scim_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     people = gateway.services.identity.directory
 
     async def list_people(request: Request[Any, Any, Any], tenant_id: UUID, base: str) -> Answer:
-        where, start, count = _asked(request, _PEOPLE)
+        return await search_people(_query(request), tenant_id, base)
+
+    async def search_people(asked: Mapping[str, Any], tenant_id: UUID, base: str) -> Answer:
+        where, start, count = _asked(asked, _PEOPLE)
         found, total = await people.people(tenant_id, where, start - 1, count)
-        return 200, list_response([_cut(request, person_resource(one, base)) for one in found], total, start)
+        return 200, list_response([_cut(asked, person_resource(one, base)) for one in found], total, start)
+
+    async def ask_people(request: Request[Any, Any, Any], tenant_id: UUID, base: str) -> Answer:
+        return await search_people(_search(await _body(gateway, request)), tenant_id, base)
 
     async def add_person(request: Request[Any, Any, Any], tenant_id: UUID, base: str) -> Answer:
-        person = await people.put_person(tenant_id, person_fields(await _body(gateway, request)))
-        return 201, _cut(request, person_resource(person, base))
+        person = await people.put_person(tenant_id, person_fields({"active": True, **await _body(gateway, request)}))
+        return 201, _cut(_query(request), person_resource(person, base))
 
     async def get_person(request: Request[Any, Any, Any], tenant_id: UUID, base: str) -> Answer:
-        return 200, _cut(request, person_resource(await people.person(tenant_id, _id(request)), base))
+        return 200, _cut(_query(request), person_resource(await people.person(tenant_id, _id(request)), base))
 
     async def replace_person(request: Request[Any, Any, Any], tenant_id: UUID, base: str) -> Answer:
         person_id, fields = _id(request), person_fields(await _body(gateway, request))
-        return 200, _cut(request, person_resource(await people.put_person(tenant_id, fields, person_id), base))
+        return 200, _cut(_query(request), person_resource(await people.put_person(tenant_id, fields, person_id), base))
 
     async def patch_person(request: Request[Any, Any, Any], tenant_id: UUID, base: str) -> Answer:
         operations, person_id = await _operations(gateway, request), _id(request)
         present = person_resource(await people.person(tenant_id, person_id), base)
         fields = person_fields(apply_patch(present, operations, USER))
-        return 200, _cut(request, person_resource(await people.put_person(tenant_id, fields, person_id), base))
+        return 200, _cut(_query(request), person_resource(await people.put_person(tenant_id, fields, person_id), base))
 
     async def remove_person(request: Request[Any, Any, Any], tenant_id: UUID, base: str) -> Answer:
         await people.remove_person(tenant_id, _id(request))
         return 204, None
 
     async def list_groups(request: Request[Any, Any, Any], tenant_id: UUID, base: str) -> Answer:
-        where, start, count = _asked(request, _GROUPS)
+        return await search_groups(_query(request), tenant_id, base)
+
+    async def search_groups(asked: Mapping[str, Any], tenant_id: UUID, base: str) -> Answer:
+        where, start, count = _asked(asked, _GROUPS)
         found, total = await people.groups(tenant_id, where, start - 1, count)
-        return 200, list_response([_cut(request, group_resource(one, base)) for one in found], total, start)
+        return 200, list_response([_cut(asked, group_resource(one, base)) for one in found], total, start)
+
+    async def ask_groups(request: Request[Any, Any, Any], tenant_id: UUID, base: str) -> Answer:
+        return await search_groups(_search(await _body(gateway, request)), tenant_id, base)
 
     async def add_group(request: Request[Any, Any, Any], tenant_id: UUID, base: str) -> Answer:
         name, external_id, members = group_fields(await _body(gateway, request))
-        return 201, _cut(request, group_resource(await people.put_group(tenant_id, name, external_id, members), base))
+        return 201, _cut(
+            _query(request), group_resource(await people.put_group(tenant_id, name, external_id, members), base)
+        )
 
     async def get_group(request: Request[Any, Any, Any], tenant_id: UUID, base: str) -> Answer:
-        return 200, _cut(request, group_resource(await people.group(tenant_id, _id(request)), base))
+        return 200, _cut(_query(request), group_resource(await people.group(tenant_id, _id(request)), base))
 
     async def replace_group(request: Request[Any, Any, Any], tenant_id: UUID, base: str) -> Answer:
         group_id = _id(request)
         name, external_id, members = group_fields(await _body(gateway, request))
         group = await people.put_group(tenant_id, name, external_id, members, group_id)
-        return 200, _cut(request, group_resource(group, base))
+        return 200, _cut(_query(request), group_resource(group, base))
 
     async def patch_group(request: Request[Any, Any, Any], tenant_id: UUID, base: str) -> Answer:
         operations, group_id = await _operations(gateway, request), _id(request)
         present = group_resource(await people.group(tenant_id, group_id), base)
         name, external_id, members = group_fields(apply_patch(present, operations, GROUP))
         group = await people.put_group(tenant_id, name, external_id, members, group_id)
-        return 200, _cut(request, group_resource(group, base))
+        return 200, _cut(_query(request), group_resource(group, base))
 
     async def remove_group(request: Request[Any, Any, Any], tenant_id: UUID, base: str) -> Answer:
         await people.remove_group(tenant_id, _id(request))
         return 204, None
+
+    async def ask_both(request: Request[Any, Any, Any], tenant_id: UUID, base: str) -> Answer:
+        asked = _search(await _body(gateway, request))
+        _, found = await search_people(asked, tenant_id, base)
+        _, groups = await search_groups(asked, tenant_id, base)
+        assert found is not None and groups is not None, "both are lists"  # noqa: PT018
+        both = [*found["Resources"], *groups["Resources"]][:MOST_RESULTS]
+        return 200, list_response(both, found["totalResults"] + groups["totalResults"], found["startIndex"])
 
     async def get_config(request: Request[Any, Any, Any], tenant_id: UUID, base: str) -> Answer:
         return 200, _located(CONFIG, "ServiceProviderConfig", f"{base}/ServiceProviderConfig")
@@ -126,6 +148,9 @@ def scim_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             gateway, get, groups, list_groups, "List the groups of the directory, by a filter such as displayName eq."
         ),
         _route(gateway, post, groups, add_group, "Add a group."),
+        _route(gateway, post, f"{users}/.search", ask_people, "List the people of the directory, asked in a body."),
+        _route(gateway, post, f"{groups}/.search", ask_groups, "List the groups of the directory, asked in a body."),
+        _route(gateway, post, f"{_BASE}/.search", ask_both, "List people and groups, asked in a body."),
         _route(gateway, get, group, get_group, "One group."),
         _route(gateway, put, group, replace_group, "Replace a group."),
         _route(gateway, patch, group, patch_group, "Change a group or its members."),
@@ -157,13 +182,17 @@ def scim_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
 def _route(
     gateway: Gateway, method: Any, path: str, work: Work, about: str, *, operation_id: str = ""
 ) -> HTTPRouteHandler:
-    status = 201 if method is post else 204 if method is delete else 200
+    status = 201 if method is post and not path.endswith(".search") else 204 if method is delete else 200
     name = operation_id or f"{work.__name__.partition('_')[0]}_scim_{work.__name__.partition('_')[2] or 'path'}"
 
     async def answer(request: Request[Any, Any, Any]) -> Response[bytes]:
         return await _answer(gateway, request, work)
 
-    answer.__name__, answer.__doc__ = name, about
+    async def answer_nothing(request: Request[Any, Any, Any]) -> Response[None]:
+        return await _answer(gateway, request, work)
+
+    handling = answer_nothing if status == 204 else answer
+    handling.__name__, handling.__doc__ = name, about
     says = describes(
         None if status == 204 else _FILE,
         status=status,
@@ -171,11 +200,11 @@ def _route(
         tags=("scim",),
         operation_id=name,
     )
-    handler: HTTPRouteHandler = method(path, status_code=status, opt=public() | says)(answer)
+    handler: HTTPRouteHandler = method(path, status_code=status, opt=public() | says)(handling)
     return handler
 
 
-async def _answer(gateway: Gateway, request: Request[Any, Any, Any], work: Work) -> Response[bytes]:
+async def _answer(gateway: Gateway, request: Request[Any, Any, Any], work: Work) -> Response[Any]:
     """What the work answers, or the error as SCIM writes it."""
     headers: dict[str, str] = {"cache-control": "no-store"}
     try:
@@ -200,7 +229,7 @@ async def _answer(gateway: Gateway, request: Request[Any, Any, Any], work: Work)
             headers["www-authenticate"] = "Bearer"
         if isinstance(error, TooManyAttempts):
             headers["retry-after"] = str(int(error.retry_after) + 1)
-    content = b"" if body is None else msgspec.json.encode(body)
+    content = None if body is None else msgspec.json.encode(body)
     return Response(content, status_code=status, media_type=_MEDIA_TYPE, headers=headers)
 
 
@@ -258,9 +287,23 @@ def _id(request: Request[Any, Any, Any]) -> UUID:
         raise ScimRefused(404, f"there is no resource {request.path_params['resource'][:80]!r}") from error
 
 
-def _asked(request: Request[Any, Any, Any], names: dict[str, str]) -> tuple[dict[str, Any], int, int]:
+def _query(request: Request[Any, Any, Any]) -> Mapping[str, Any]:
+    """What the query asks for; of a name that occurs twice, the first."""
+    return {name: request.query_params.getall(name)[0] for name in request.query_params}
+
+
+def _search(body: Resource) -> Mapping[str, Any]:
+    """What a search by POST asks for (RFC 7644, section 3.4.3), as a query would."""
+    return {
+        name: ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        for name, value in body.items()
+        if value is not None
+    }
+
+
+def _asked(asked: Mapping[str, Any], names: dict[str, str]) -> tuple[dict[str, Any], int, int]:
     """The filter, the first resource's number from 1, and how many are asked for. Raises ScimRefused."""
-    terms = read_filter(request.query_params["filter"]) if request.query_params.get("filter") else {}
+    terms = read_filter(asked["filter"]) if asked.get("filter") else {}
     if unknown := terms.keys() - names.keys():
         raise ScimRefused(400, f"there is no filter by {', '.join(sorted(unknown))}", "invalidFilter")
     where: dict[str, Any] = {}
@@ -273,20 +316,19 @@ def _asked(request: Request[Any, Any, Any], names: dict[str, str]) -> tuple[dict
             where["id"] = UUID(where["id"])
         except ValueError:
             where["id"] = UUID(int=0)
-    start = min(max(1, _number(request, "startIndex", 1)), _MOST_START)
-    return where, start, min(max(0, _number(request, "count", MOST_RESULTS)), MOST_RESULTS)
+    start = min(max(1, _number(asked, "startIndex", 1)), _MOST_START)
+    return where, start, min(max(0, _number(asked, "count", MOST_RESULTS)), MOST_RESULTS)
 
 
-def _number(request: Request[Any, Any, Any], name: str, default: int) -> int:
-    text = request.query_params.get(name) or str(default)
+def _number(asked: Mapping[str, Any], name: str, default: int) -> int:
+    text = asked.get(name) or str(default)
     try:
         return int(text[:12])
     except ValueError as error:
         raise ScimRefused(400, f"{name}: not a number", "invalidValue") from error
 
 
-def _cut(request: Request[Any, Any, Any], resource: Resource) -> Resource:
-    asked = request.query_params
+def _cut(asked: Mapping[str, Any], resource: Resource) -> Resource:
     return select_attributes(resource, asked.get("attributes", ""), asked.get("excludedAttributes", ""))
 
 

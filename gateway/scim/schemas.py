@@ -74,7 +74,6 @@ SCHEMAS: tuple[Mapping[str, Any], ...] = (
                 subAttributes=[
                     _attribute("value", mutability="immutable"),
                     _attribute("$ref", "reference", mutability="immutable", referenceTypes=["User"], caseExact=True),
-                    _attribute("display", mutability="readOnly"),
                 ],
             ),
         ],
@@ -119,7 +118,7 @@ def attribute_names(schema: str) -> dict[str, str]:
 def sub_attribute_names(schema: str, attribute: str) -> dict[str, str]:
     """The parts of an attribute, by their names in lower case; none of a simple one."""
     named = next(one for one in SCHEMAS if one["id"] == schema)
-    found = next((one for one in named["attributes"] if one["name"] == attribute), {})
+    found: Mapping[str, Any] = next((one for one in named["attributes"] if one["name"] == attribute), {})
     return {each["name"].lower(): each["name"] for each in found.get("subAttributes", ())}
 
 

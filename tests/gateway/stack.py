@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 PRICES = {"uncached": "0.40", "read_automatic": "0.04", "output": "1.60"}
 GRANT = 10 * 10**12
 PEPPERS = Peppers({1: b"p" * 32}, 1)
-PROVIDERS = AddressPolicy(allow_http=True, networks=parse_networks("127.0.0.1/32"))
+PROVIDERS = AddressPolicy(allow_http=True, networks=parse_networks("127.0.0.1/32, ::1/128"))
 """Identity providers of tests listen on this machine."""
 
 

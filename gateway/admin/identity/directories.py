@@ -52,6 +52,13 @@ class NewDirectoryObject(DirectoryObject, frozen=True, kw_only=True):
     token: str
 
 
+class RemovedDirectory(Struct, frozen=True, kw_only=True):
+    """The directory is no more."""
+
+    object: Literal["directory"] = "directory"
+    deleted: Literal[True] = True
+
+
 class DirectoryChanges(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What to change of a directory."""
 
@@ -163,11 +170,11 @@ class DirectoryOperations:
             )
         )
 
-    @_operation("DELETE", _DIRECTORY, _WRITE, status=204)
-    async def remove_directory(self, call: Call, tenant: Tenant) -> Annotated[Response[None], None]:
+    @_operation("DELETE", _DIRECTORY, _WRITE)
+    async def remove_directory(self, call: Call, tenant: Tenant) -> RemovedDirectory:
         """Forget the directory, with its token. Members keep the roles that it gave."""
         await self._directories.remove(call.principal, tenant.id)
-        return Response(None, status_code=204)
+        return RemovedDirectory()
 
     @_operation("GET", f"{_DIRECTORY}/people", _READ)
     async def list_directory_people(self, tenant: Tenant, page: PageQuery) -> DirectoryPersonList:

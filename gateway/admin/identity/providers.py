@@ -323,13 +323,13 @@ class OwnIdentityOperations:
             data=[show(LinkedIdentityObject, each, tenant=each.tenant_id) for each in found], has_more=False
         )
 
-    @_operation("DELETE", f"{_ME}/identities/{{identity:str}}", _PROVEN, status=204, errors=_BOUND)
-    async def unlink_own_identity(self, call: Call, identity: str) -> Annotated[Response[None], None]:
-        """Unlink an identity provider: sessions that it opened for you end."""
+    @_operation("DELETE", f"{_ME}/identities/{{identity:str}}", _PROVEN, errors=_BOUND)
+    async def unlink_own_identity(self, call: Call, identity: str) -> LinkedIdentityList:
+        """Unlink an identity provider: sessions that it opened for you end. Answers those that are left."""
         check_own_account(call.request)
         user_id = session_of(call.request.scope).session.user_id
         await self._identity.people.unlink(user_id, _uuid(identity, "linked identity"), self._clock())
-        return Response(None, status_code=204)
+        return await self.list_own_identities(call)
 
     @_operation("GET", f"{_ME}/passkeys", _OWN)
     async def list_own_passkeys(self, call: Call) -> PasskeyList:
@@ -344,12 +344,12 @@ class OwnIdentityOperations:
         user_id = session_of(call.request.scope).session.user_id
         return passkey_object(await self._identity.passkeys.rename(user_id, _uuid(passkey, "passkey"), body.name))
 
-    @_operation("DELETE", f"{_ME}/passkeys/{{passkey:str}}", _PROVEN, status=204, errors=_BOUND)
-    async def remove_own_passkey(self, call: Call, passkey: str) -> Annotated[Response[None], None]:
-        """Remove a passkey: nobody signs in with it any more."""
+    @_operation("DELETE", f"{_ME}/passkeys/{{passkey:str}}", _PROVEN, errors=_BOUND)
+    async def remove_own_passkey(self, call: Call, passkey: str) -> PasskeyList:
+        """Remove a passkey: nobody signs in with it any more. Answers those that are left."""
         check_own_account(call.request)
         await self._identity.passkeys.remove(session_of(call.request.scope).session.user_id, _uuid(passkey, "passkey"))
-        return Response(None, status_code=204)
+        return await self.list_own_passkeys(call)
 
 
 def _shown(provider: Provider) -> IdentityProviderObject:
