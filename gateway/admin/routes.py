@@ -12,9 +12,6 @@ from gateway.admin.figures.cache_leases import cache_lease_routes
 from gateway.admin.figures.cache_summary import cache_summary_routes
 from gateway.admin.figures.usage_series import usage_series_routes
 from gateway.admin.fleet import FleetOperations
-from gateway.admin.identity.directories import DirectoryOperations
-from gateway.admin.identity.providers import OwnIdentityOperations, identity_provider_routes
-from gateway.admin.identity.sign_in import identity_sign_in_routes
 from gateway.admin.invoices.changes import InvoiceChangeOperations
 from gateway.admin.invoices.files import InvoiceFileOperations
 from gateway.admin.invoices.invoices import InvoiceOperations
@@ -50,6 +47,9 @@ from gateway.admin.tenants.suspensions import SuspensionOperations
 from gateway.admin.tenants.tenants import TenantOperations
 from gateway.admin.usage import UsageOperations
 from gateway.admin.users.account import AccountOperations
+from gateway.admin.users.directories import DirectoryOperations
+from gateway.admin.users.identity_providers import OwnIdentityOperations, identity_provider_routes
+from gateway.admin.users.identity_sign_in import identity_sign_in_routes
 from gateway.admin.users.members import member_routes
 from gateway.admin.users.one_time_links import one_time_link_routes
 from gateway.admin.users.sign_in import sign_in_routes

@@ -40,7 +40,7 @@ _GROUPS = {"displayname": "displayname", "externalid": "externalid", "id": "id"}
 _FILE = files(_MEDIA_TYPE, description="A SCIM resource or message.", example="{}")
 
 
-def scim_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
+def scim_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # a route each
     """The routes, for one worker."""
     people = gateway.services.identity.directory
 

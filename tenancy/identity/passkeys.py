@@ -63,9 +63,9 @@ class PasskeyFacts(Struct, frozen=True):
 
 
 class Challenge(Struct, frozen=True):
-    """What the browser's authenticator is asked, and the cookie that binds it."""
+    """What the browser's authenticator is asked, as JSON, and the cookie that binds it."""
 
-    options: dict[str, Any]
+    options: str
     cookie: str
 
 
@@ -97,10 +97,10 @@ class Passkeys:
             ),
             exclude_credentials=[PublicKeyCredentialDescriptor(id=row.credential_id) for row in present],
         )
-        return Challenge(msgspec.json.decode(options_to_json(options)), challenge)
+        return Challenge(options_to_json(options), challenge)
 
     async def register(
-        self, signed_in: SessionRecord, cookie: str, credential: dict[str, Any], name: str, origin: str
+        self, signed_in: SessionRecord, cookie: str, credential: str, name: str, origin: str
     ) -> PasskeyFacts:
         """Keep the passkey that an authenticator made. Raises IdentityRefused, WrongState, InvalidText."""
         check_text("name", name, NAME)
@@ -155,9 +155,9 @@ class Passkeys:
             allow_credentials=[PublicKeyCredentialDescriptor(id=row.credential_id) for row in present] or None,
             user_verification=UserVerificationRequirement.REQUIRED,
         )
-        return Challenge(msgspec.json.decode(options_to_json(options)), challenge)
+        return Challenge(options_to_json(options), challenge)
 
-    async def sign_in(self, cookie: str, credential: dict[str, Any], origin: str, client: Client) -> NewSession:
+    async def sign_in(self, cookie: str, credential: str, origin: str, client: Client) -> NewSession:
         """A session for who has the passkey. Raises IdentityRefused, TooManyAttempts."""
         async with self._users.sign_in.link_attempt(client):
             user_id = await self._verify(cookie, credential, origin, None)
@@ -169,7 +169,7 @@ class Passkeys:
                 return await self._users.sign_in.open_session(session, user_id, "passkey", client, now)
 
     async def confirm(
-        self, signed_in: SessionRecord, cookie: str, credential: dict[str, Any], origin: str, client: Client
+        self, signed_in: SessionRecord, cookie: str, credential: str, origin: str, client: Client
     ) -> None:
         """Prove again who is signed in. Raises IdentityRefused, TooManyAttempts."""
         async with self._users.sign_in.link_attempt(client):
@@ -201,7 +201,7 @@ class Passkeys:
         link = await self._users.links.create_within(session, user_id, kind, self._users.clock())
         return link.token
 
-    async def _verify(self, cookie: str, credential: dict[str, Any], origin: str, user_id: UUID | None) -> UUID:
+    async def _verify(self, cookie: str, credential: str, origin: str, user_id: UUID | None) -> UUID:
         """Whose passkey has signed the challenge of this browser, which is used up. Raises IdentityRefused."""
         try:
             return await self._verified(cookie, credential, origin, user_id)
@@ -212,7 +212,7 @@ class Passkeys:
             await self._users.sign_in.record_failure(user_id, "passkey", error.reason)
             raise
 
-    async def _verified(self, cookie: str, credential: dict[str, Any], origin: str, user_id: UUID | None) -> UUID:
+    async def _verified(self, cookie: str, credential: str, origin: str, user_id: UUID | None) -> UUID:
         now = self._users.clock()
         parsed = parse_authentication_credential_json(credential)
         challenge = _challenge_of(parsed.response.client_data_json, cookie)

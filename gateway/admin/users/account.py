@@ -10,8 +10,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway.admin.access import check_second_operator
-from gateway.admin.identity.sign_in import check_own_account
 from gateway.admin.operation import Call, operation
+from gateway.admin.users.identity_sign_in import check_own_account
 from gateway.admin.users.sign_in import renewed
 from gateway.admin.users.user_objects import Code, Email, Name, OwnUserObject, Password, own_user_object, user_errors
 from gateway.errors import NotAllowed

@@ -97,11 +97,11 @@ def running_provider() -> Iterator[Provider]:
     """A provider that listens."""
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802  # as the library calls it
+        def do_GET(self) -> None:  # as the library calls it
             body = provider.page(urlsplit(self.path).path)
             self._say(404 if body is None else 200, body or b"")
 
-        def do_POST(self) -> None:  # noqa: N802
+        def do_POST(self) -> None:
             text = self.rfile.read(int(self.headers["content-length"])).decode()
             self._say(*provider.redeem({name: values[0] for name, values in parse_qs(text).items()}))
 

@@ -10,8 +10,8 @@ from litestar import Response
 from msgspec import Struct
 
 from gateway.admin.access import project_named
-from gateway.admin.identity.sign_in import identity_errors
 from gateway.admin.operation import Call, operation
+from gateway.admin.users.identity_sign_in import identity_errors
 from gateway.errors import InvalidField, NotAllowed, NotFound
 from gateway.http.policies import demands
 from gateway.http.responses import json_response

@@ -14,13 +14,13 @@ from litestar.handlers import HTTPRouteHandler
 from msgspec import Meta, Struct
 
 from gateway.admin.access import check_second_operator, principal_of, project_named, refusal, visible_tenant
-from gateway.admin.identity.sign_in import (
+from gateway.admin.operation import Call, operation
+from gateway.admin.users.identity_sign_in import (
     PasskeyObject,
     check_own_account,
     identity_errors,
     passkey_object,
 )
-from gateway.admin.operation import Call, operation
 from gateway.admin.users.user_objects import Name
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import InvalidField, NotAllowed, NotFound
@@ -78,7 +78,7 @@ class IdentityProviderObject(Struct, frozen=True, kw_only=True):
     acr_values: str
     owner_by_group: bool
     enabled: bool
-    domains: list[str]
+    domains: list[Annotated[str, Meta(examples=["acme.example"])]]
     groups: list[ProviderGroupObject]
     redirect_path: str
     logout_path: str

@@ -95,23 +95,23 @@ class ProviderResult(Struct, frozen=True, kw_only=True):
 
 
 class PasskeyChallenge(Struct, frozen=True, kw_only=True):
-    """What to ask the authenticator: the options of WebAuthn as JSON."""
+    """What to ask the authenticator: the options of WebAuthn, as JSON in a text."""
 
     object: Literal["passkey_challenge"] = "passkey_challenge"
-    options: dict[str, Any]
+    options: str
 
 
 class PasskeyAnswer(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the authenticator answered, as WebAuthn's JSON, and the page of ours to go to then."""
+    """What the authenticator answered, as WebAuthn's JSON in a text, and the page of ours to go to then."""
 
-    credential: dict[str, Any]
+    credential: _LONG
     next: str | None = None
 
 
 class NewPasskey(Struct, frozen=True, forbid_unknown_fields=True):
-    """The passkey that the authenticator made, as WebAuthn's JSON, and what to call it."""
+    """The passkey that the authenticator made, as WebAuthn's JSON in a text, and what to call it."""
 
-    credential: dict[str, Any]
+    credential: _LONG
     name: Name
 
 
@@ -125,7 +125,7 @@ class PasskeyObject(Struct, frozen=True, kw_only=True):
     used_at: Instant | None
 
 
-_CREDENTIAL = {"id": "Yx3…", "rawId": "Yx3…", "type": "public-key", "response": {}}
+_CREDENTIAL = '{"id": "Yx3…", "type": "public-key"}'
 _PROVIDER, _OWN = msgspec.json.Decoder(ProviderStep), msgspec.json.Decoder(OwnProviderStep)
 _ANSWER, _PASSKEY = msgspec.json.Decoder(ProviderAnswer), msgspec.json.Decoder(PasskeyAnswer)
 _NEW_PASSKEY = msgspec.json.Decoder(NewPasskey)
@@ -286,7 +286,7 @@ def _provider_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR09
 def _passkey_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     users, passkeys = gateway.services.users, gateway.services.identity.passkeys
     timeout = gateway.services.options.client_timeout
-    challenge = PasskeyChallenge(options={"challenge": "…", "rpId": "turnpike.example"})
+    challenge = PasskeyChallenge(options='{"challenge": "…"}')
 
     def asked(request: Request[Any, Any, Any], made: Challenge) -> Response[bytes]:
         response = json_response(PasskeyChallenge(options=made.options), headers=_NO_STORE)

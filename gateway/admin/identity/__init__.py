@@ -1,1 +1,0 @@
-"""/admin/v1 of identity providers, passkeys and directories."""
