@@ -19,7 +19,7 @@ _A_MODULE_EACH = re.compile(r"engine/(models|layers)/\w+\.py|(.+/)?tables(/\w+)?
 SMALL_MODULES: Mapping[str, Iterable[str]] = {
     "errors that many raise and catch, apart from what raises them": (
         *("storage/reported_error.py", "engine/errors.py", "billing/invoices/errors.py", "billing/prices/errors.py"),
-        *("tenancy/users/errors.py", "billing/payments/errors.py", "tenancy/identity/refusals.py"),
+        *("tenancy/users/errors.py", "billing/payments/errors.py"),
     ),
     "a type that several modules hand to each other, and that none of them owns": (
         *("protocol/message.py", "protocol/addresses.py", "protocol/adapters.py", "engine/options.py"),

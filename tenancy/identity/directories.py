@@ -137,6 +137,7 @@ class Directories:
         if row is None:
             return None
         if row.used_at is None or now - to_instant(row.used_at) > _USE_US:
+            # no entry: what it is used for is recorded
             async with self._database.transaction() as session:
                 used = update(Directory).where(Directory.tenant_id == row.tenant_id)
                 await session.execute(used.values(used_at=from_instant(now)))

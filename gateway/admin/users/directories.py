@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from uuid import UUID
 
 from litestar import Response
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from gateway.admin.access import project_named
 from gateway.admin.operation import Call, operation
@@ -127,14 +127,14 @@ class SignInPolicyObject(Struct, frozen=True, kw_only=True):
 
     object: Literal["sign_in_policy"] = "sign_in_policy"
     provider_only: bool
-    break_glass: list[UserId]
+    break_glass: list[Annotated[UserId, Meta(examples=["user_01934f6e0d2a7b3c8e51a9c4d7f60b12"])]]
 
 
 class SignInPolicyChange(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How people are to get into the tenant. `break_glass`: ids of owners, better two."""
 
     provider_only: bool
-    break_glass: list[str]
+    break_glass: list[Annotated[str, Meta(examples=["user_01934f6e0d2a7b3c8e51a9c4d7f60b12"])]]
 
 
 class DirectoryOperations:
