@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
@@ -17,8 +19,8 @@ _ID = sa.LargeBinary(16).with_variant(postgresql.UUID(), "postgresql")
 _COUNT = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
-def _columns(kind: object, *names: str, nullable: bool = False) -> list[sa.Column[object]]:
-    return [sa.Column(name, kind, nullable=nullable) for name in names]  # type: ignore[call-overload]
+def _columns(kind: Any, *names: str, nullable: bool = False) -> list[sa.Column[Any]]:
+    return [sa.Column(name, kind, nullable=nullable) for name in names]
 
 
 def _key(table: str, *names: str) -> sa.PrimaryKeyConstraint:
