@@ -54,9 +54,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         "engine/execution/stopwatch.py",
         "gateway/http/downloads.py",
     ),
-    "what is put together of parts, for one process or by another protocol": (
-        *("tenancy/identity/service.py", "gateway/endpoints/provider_logout.py"),
-    ),
+    "what is put together of parts, for one process": ("tenancy/identity/service.py",),
     "a question that a database is asked": ("billing/holds/age.py", "storage/database/server_facts.py"),
     "one rule that several paths must keep alike": (
         *("gateway/batches/line_pace.py", "gateway/batches/batch_notes.py"),
