@@ -34,6 +34,7 @@ from gateway.endpoints.messages import message_routes
 from gateway.endpoints.models import model_routes
 from gateway.endpoints.payment_webhooks import payment_webhook_routes
 from gateway.endpoints.prices import list_prices
+from gateway.endpoints.provider_logout import provider_logout_routes
 from gateway.endpoints.receipts import receipt_keys_route, receipt_routes
 from gateway.endpoints.responses import response_routes
 from gateway.endpoints.stored_responses import stored_response_routes
@@ -48,6 +49,7 @@ from gateway.http.responses import dialect_of, error_response
 from gateway.http.sessions import session_headers
 from gateway.openapi.routes import document_routes
 from gateway.request_context import RequestContext, request_context
+from gateway.scim.routes import scim_routes
 from gateway.services import Gateway, GatewayServices, guarded
 from waterfall.refused_requests import RefusedRequest
 
@@ -105,6 +107,7 @@ def application_of(gateway: Gateway) -> Litestar:
             estimate_route(gateway),
             *guarded(gateway, [route for part in management for route in part(gateway)]),
             *guarded(gateway, payment_webhook_routes(gateway)),
+            *guarded(gateway, [*scim_routes(gateway), *provider_logout_routes(gateway)]),
             *admin_routes(gateway),
             *console_routes(BuiltConsole.load()),
             *document_routes(),

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from storage.database.database import Database
     from tenancy.administration.suspension import Suspension, Suspensions
     from tenancy.authenticator import Authenticator
+    from tenancy.identity.service import Identity
     from tenancy.rate_limits import RateLimits
     from tenancy.repositories import Tenancy
     from tenancy.rights.key_limits import Network
@@ -121,6 +122,7 @@ class GatewayServices(Struct, frozen=True, kw_only=True):
     tenancy: Tenancy
     suspensions: Suspensions
     users: Users
+    identity: Identity
     holds: HoldService
     prices: PriceCatalog
     spool: Spool

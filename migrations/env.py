@@ -16,6 +16,7 @@ import prompt_cache.tables
 import response_store.tables
 import storage.database.outbox
 import storage.database.test_clock
+import tenancy.identity.tables
 import tenancy.tables
 import tenancy.users.tables
 import waterfall.tables

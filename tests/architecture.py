@@ -37,7 +37,7 @@ ROOMS: Mapping[str, frozenset[str]] = {
         {"response_store.sealing", "prompt_cache.promise", "prompt_cache.tables", "audit_log", "storage"}
     ),
     "batch_store": frozenset({"file_store", "response_store.sealing", "audit_log", "storage"}),
-    "tenancy": frozenset({"audit_log", "storage"}),
+    "tenancy": frozenset({"webhooks.addresses", "webhooks.checked_requests", "audit_log", "storage"}),
     "prompt_cache": frozenset({"audit_log", "model_files", "protocol", "storage"}),
     "tracing": frozenset({"waterfall", "protocol", "storage"}),
     "waterfall": frozenset({"protocol", "storage"}),
@@ -48,6 +48,7 @@ ROOMS: Mapping[str, frozenset[str]] = {
     "migrations": frozenset(
         {
             *("storage", "audit_log.tables", "billing.tables", "tenancy.tables", "tenancy.users.tables"),
+            "tenancy.identity.tables",
             *("webhooks.tables", "prompt_cache.tables", "response_store.tables", "waterfall.tables"),
             *("file_store.tables", "batch_store.tables"),
         }
@@ -94,6 +95,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
         "rate_limits",
         "authenticator",
         "users",
+        "identity",
     ),
     "prompt_cache": ("placement", "kv", "model_digest", "tiers", "tables", "promise", "history"),
     "billing": (
@@ -126,7 +128,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
     ),
     "waterfall": ("marks", "record", "bars", "tables", "store", "writer", "refused_requests", "refused_writer"),
     "tracing": ("names", "options", "spans", "otlp", "exporter"),
-    "webhooks": ("addresses", "signing", "tables", "endpoints", "sending", "dispatch"),
+    "webhooks": ("addresses", "checked_requests", "signing", "tables", "endpoints", "sending", "dispatch"),
     "file_store": ("tables", "blobs", "sealed_content", "store", "uploads", "adapters", "adapter_residency"),
     "batch_store": ("tables", "records", "store", "running"),
     "response_store": ("tables", "records", "sealing", "policies", "store", "running", "idempotency"),
@@ -166,7 +168,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
             "openapi",
             "endpoints",
         ),
-        *("admin", "console", "app", "server"),
+        *("admin", "scim", "console", "app", "server"),
     ),
     "gateway/admin": (
         *("access", "refusals", "operation", "users", "keys", "invoices", "money", "tenants"),
@@ -201,6 +203,7 @@ NAMES_FOR_NOTHING = frozenset({"utils", "util", "helpers", "helper", "common", "
 QUERY_MODULES = (
     *("storage/", "audit_log/", "billing/", "webhooks/", "migrations/", "tenancy/repositories.py"),
     *("tenancy/directory.py", "tenancy/rate_limits.py", "tenancy/administration/suspension.py", "tenancy/users/"),
+    "tenancy/identity/",
     *("prompt_cache/promise/", "prompt_cache/history/", "response_store/", "waterfall/store.py"),
     *("file_store/", "batch_store/"),
     "waterfall/refused_requests.py",
@@ -219,7 +222,8 @@ TENANT_TABLES = frozenset(
         *("stored_response", "stored_response_events", "response_policy", "idempotency_claim"),
         *("stored_file", "file_reservation", "upload", "upload_part", "batch", "batch_line", "batch_part", "adapter"),
         "adapter_residency",
-        *("receipt_day", "receipt_policy"),
+        *("receipt_day", "receipt_policy", "sign_in_policy", "identity_provider", "identity_group"),
+        *("directory", "directory_user", "directory_group", "directory_member"),
     )
 )
 """Tables whose rows belong to a tenant."""
@@ -237,6 +241,8 @@ AUDITED_TABLES = frozenset(
             "invoice_payment",
             "export_job",
             "webhook_endpoint",
+            *("identity_provider", "identity_domain", "identity_group", "user_identity", "passkey", "sign_in_policy"),
+            *("directory", "directory_user", "directory_group", "directory_member"),
         ),
         *("cache_scope_key", "shared_prefix", "gateway_epoch", "response_policy", "receipt_policy"),
         *("user_account", "credential", "membership", "pending_change", "rate_limit"),

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from storage.bus import Bus
     from tenancy.administration.suspension import Suspensions
     from tenancy.authenticator import Authenticator
+    from tenancy.identity.service import Identity
     from tenancy.keys import Peppers
     from tenancy.rate_limits import RateLimits
     from tenancy.repositories import Tenancy
@@ -120,6 +121,13 @@ class AdminServices:
         from tenancy.users.service import Users
 
         return Users(self.database, self.secrets.master_key, self.bus, timeout=self.settings.database_wait)
+
+    @cached_property
+    def identity(self) -> Identity:
+        """Identity providers, passkeys and directories. Raises UrlRefused for a malformed network in the settings."""
+        from tenancy.identity.service import Identity
+
+        return Identity(self.database, self.users, self.tenancy, address_policy(self.settings))
 
     @cached_property
     def suspensions(self) -> Suspensions:

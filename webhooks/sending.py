@@ -11,16 +11,14 @@ import httpx
 import msgspec
 
 from webhooks import signing
-from webhooks.addresses import AddressPolicy, UrlRefused, host_of
+from webhooks.addresses import AddressPolicy, UrlRefused
+from webhooks.checked_requests import CheckedRequests
 
 TIMEOUT_S = 15
 MAX_ANSWER = 64 * 1024
 """Bytes of an answer that are read at most; its content is ignored."""
 _MAX_ERROR = 300
 _MAX_WAIT_S = 86_400
-
-_NOBODY = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""For http:// URLs: a context that trusts no certificate and saves loading the system's."""
 
 
 class SendResult(msgspec.Struct, frozen=True):
@@ -46,9 +44,7 @@ class WebhookSender:
     """Sends messages. `verify`: the certificates to trust, by default the system's."""
 
     def __init__(self, policy: AddressPolicy, verify: ssl.SSLContext | None = None, timeout_s: int = TIMEOUT_S) -> None:
-        self._policy = policy
-        self._verify = verify
-        self._loading = asyncio.Lock()
+        self._requests = CheckedRequests(policy, verify, timeout_s)
         self._timeout_s = timeout_s
 
     async def send(self, url: str, event: str, body: bytes, keys: Sequence[bytes]) -> SendResult:
@@ -70,47 +66,18 @@ class WebhookSender:
         return SendResult(status, error, (time.monotonic_ns() - began) // 1_000_000, retry_after)
 
     async def _post(self, text: str, event: str, body: bytes, keys: Sequence[bytes]) -> tuple[int, int]:
-        url = self._policy.check_url(text)
-        address = await self._policy.pin(url)
-        verify = await self._trusted() if url.scheme == "https" else _NOBODY
-        # A client of its own for each attempt: a pool keeps connections by address, and would reuse one that was
-        # verified for another host of the same address. No proxy from the environment: it would resolve the name
-        # itself.
-        client = httpx.AsyncClient(verify=verify, trust_env=False, follow_redirects=False, timeout=self._timeout_s)
-        async with client:
-            request = client.build_request(
-                "POST",
-                url.copy_with(host=address),
-                content=body,
-                headers={
-                    "host": url.netloc.decode(),
-                    "content-type": "application/json",
-                    "user-agent": "Turnpike-Webhooks/1",
-                    **signing.headers(event, time.time_ns() // 1_000_000_000, body, keys),
-                },
-                extensions={"sni_hostname": host_of(url)},
-            )
-            answer = await client.send(request, stream=True)
-            try:
-                await _read(answer)
-            finally:
-                await answer.aclose()
-        return answer.status_code, _seconds(answer.headers.get("retry-after", ""))
-
-    async def _trusted(self) -> ssl.SSLContext:
-        async with self._loading:  # once, because this reads all certificates of the machine
-            if self._verify is None:
-                self._verify = await asyncio.to_thread(httpx.create_ssl_context)
-        return self._verify
-
-
-async def _read(answer: httpx.Response) -> None:
-    """Read the answer up to MAX_ANSWER bytes."""
-    size = 0
-    async for chunk in answer.aiter_raw():
-        size += len(chunk)
-        if size > MAX_ANSWER:
-            return
+        answer = await self._requests.send(
+            "POST",
+            text,
+            MAX_ANSWER,
+            content=body,
+            headers={
+                "content-type": "application/json",
+                "user-agent": "Turnpike-Webhooks/1",
+                **signing.headers(event, time.time_ns() // 1_000_000_000, body, keys),
+            },
+        )
+        return answer.status, _seconds(answer.headers.get("retry-after", ""))
 
 
 def _seconds(text: str) -> int:

@@ -48,6 +48,9 @@ from gateway.admin.tenants.suspensions import SuspensionOperations
 from gateway.admin.tenants.tenants import TenantOperations
 from gateway.admin.usage import UsageOperations
 from gateway.admin.users.account import AccountOperations
+from gateway.admin.users.directories import DirectoryOperations
+from gateway.admin.users.identity_providers import OwnIdentityOperations, identity_provider_routes
+from gateway.admin.users.identity_sign_in import identity_sign_in_routes
 from gateway.admin.users.members import member_routes
 from gateway.admin.users.one_time_links import one_time_link_routes
 from gateway.admin.users.sign_in import sign_in_routes
@@ -63,6 +66,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     parts = (
         *(usage_series_routes, cache_summary_routes, cache_lease_routes),
         *(sign_in_routes, one_time_link_routes, member_routes, file_content_routes),
+        *(identity_sign_in_routes, identity_provider_routes),
     )
     tenants = NamedTenant(gateway)
     shared = (
@@ -79,6 +83,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         *(ApprovalOperations, DrainingOperations, PlatformOperations, FleetOperations),
         *(OverviewOperations, UsageOperations, AuditOperations),
         *(TenantOperations, SuspensionOperations, UserOperations, AccountOperations, StoredResponseOperations),
+        *(OwnIdentityOperations, DirectoryOperations),
         *(ReceiptPolicyOperations, BatchOperations, FileOperations, AdapterOperations),
         *(RequestOperations, RequestWaterfallOperations, RefusedRequestOperations),
     )

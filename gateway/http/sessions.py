@@ -20,10 +20,12 @@ from tenancy.users.identifiers import user_public_id
 from tenancy.users.session_authenticator import SessionAuthenticator, SignedIn
 from tenancy.users.sessions import ABSOLUTE_US, Client
 
-_SESSION, _STEP = "turnpike", "turnpike-step"
+_SESSION, _STEP, _PROOF = "turnpike", "turnpike-step", "turnpike-proof"
 _SECOND_US = 1_000_000
 STEP_S = 15 * 60
 """How long a browser may wait before its second factor."""
+PROOF_S = 10 * 60
+"""How long it may wait at an identity provider or for a passkey."""
 _MOST_COOKIES = 8_192
 """Bytes of the header that are looked at."""
 _STATE = "turnpike_session"
@@ -50,6 +52,11 @@ class CookieJar(Struct, frozen=True):
         """The name of the cookie between a password and a second factor."""
         return self._name(_STEP)
 
+    @property
+    def proof_name(self) -> str:
+        """The name of the cookie of who is at an identity provider, or asks an authenticator for a passkey."""
+        return self._name(_PROOF)
+
     def session(self, token: str) -> Cookie:
         """The cookie of a session."""
         return self._cookie(self.session_name, token, ABSOLUTE_US // _SECOND_US)
@@ -57,6 +64,10 @@ class CookieJar(Struct, frozen=True):
     def step(self, token: str) -> Cookie:
         """The cookie of a sign-in that waits for its second factor."""
         return self._cookie(self.step_name, token, STEP_S)
+
+    def proof(self, token: str) -> Cookie:
+        """The cookie of who proves itself elsewhere."""
+        return self._cookie(self.proof_name, token, PROOF_S)
 
     def gone(self, name: str) -> Cookie:
         """What removes a cookie."""
@@ -87,6 +98,13 @@ def has_session_cookie(scope: Scope) -> bool:
     return bool(cookie_value(scope, CookieJar.of(scope).session_name))
 
 
+def origin_of(scope: Scope) -> str:
+    """Our origin as the browser knows it: what it says, which the guard against other sites has compared with the host,
+    else the host that was asked for."""
+    headers = Headers.from_scope(scope)
+    return headers.get("origin") or f"{scope.get('scheme')}://{headers.get('host', '')}"
+
+
 def client_of(scope: Scope) -> Client:
     """Where a request comes from."""
     return Client(request_context(scope).address, Headers.from_scope(scope).get("user-agent", ""))
@@ -97,8 +115,13 @@ async def authenticate_session(authenticator: SessionAuthenticator, scope: Scope
     token = cookie_value(scope, CookieJar.of(scope).session_name)
     signed_in = await authenticator.authenticate(token) if token else None
     if signed_in is not None:
-        scope["state"][_STATE] = signed_in
+        remember_session(scope, signed_in)
     return signed_in
+
+
+def remember_session(scope: Scope, signed_in: SignedIn) -> None:
+    """Let this be the session of a request: `session_of` finds it, and the answer has what answers of sessions have."""
+    scope["state"][_STATE] = signed_in
 
 
 def session_of(scope: Scope) -> SignedIn:

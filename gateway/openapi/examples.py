@@ -26,6 +26,18 @@ _SECONDS = 1_795_339_800
 _DEEPEST = 12
 
 VALUES: Mapping[str, tuple[Any, ...]] = {
+    "issuer": ("https://login.example/v2.0",),
+    "client_id": ("turnpike",),
+    "groups_claim": ("groups",),
+    "acr_values": ("mfa",),
+    "group": ("0c1f9b52-8a3e",),
+    "redirect_path": ("/console/provider",),
+    "logout_path": ("/oidc/01934f6e-0d2a-7b3c-8e51-a9c4d7f60b12/logout",),
+    "user_name": ("ann@example.com",),
+    "external_id": ("8f2e11c4",),
+    "client_secret": ("…",),
+    "options": ("{}",),
+    "credential": ("{}",),
     "about": ("2026-0007",),
     "opening": ("120.00",),
     "closing": ("95.00",),

@@ -1,4 +1,5 @@
-"""One-time links: invitations, password resets, sign-in links, and sign-ins that wait for their second factor.
+"""One-time links: invitations, password resets, sign-in links, and sign-ins that wait for their second factor, an
+identity provider or a passkey.
 
 The database has only the MAC of a link's token. A token works once, until it expires; a new link of the same kind for
 the same user, or the same e-mail address and scope, takes the place of the one before.
@@ -28,7 +29,9 @@ from tenancy.users.sessions import memberships_of
 from tenancy.users.tables import OneTimeToken
 from tenancy.users.tokens import MOST_TOKEN, UserSecrets, new_token
 
-LinkKind: TypeAlias = Literal["invitation", "password_reset", "sign_in", "second_factor"]
+LinkKind: TypeAlias = Literal[
+    "invitation", "password_reset", "sign_in", "second_factor", "provider", "passkey", "new_passkey"
+]
 LINK_PAGE = "/console/link"
 _HOUR_US = 3_600 * 1_000_000
 LIFETIME_US: dict[LinkKind, int] = {
@@ -36,6 +39,9 @@ LIFETIME_US: dict[LinkKind, int] = {
     "password_reset": 24 * _HOUR_US,
     "sign_in": 24 * _HOUR_US,
     "second_factor": _HOUR_US // 4,
+    "provider": _HOUR_US // 6,
+    "passkey": _HOUR_US // 12,
+    "new_passkey": _HOUR_US // 12,
 }
 KEPT_US = 30 * 24 * _HOUR_US
 """How long a token that is used or expired is kept."""
@@ -123,18 +129,20 @@ class Links:
     async def create_within(
         self,
         session: AsyncSession,
-        user_id: UUID,
+        user_id: UUID | None,
         kind: LinkKind,
         now: int,
         method: str = "",
         *,
         by: Principal | None = None,
+        token: str = "",
     ) -> Link:
-        """Make a link in the caller's transaction. `method`: how the user has proven itself so far. `by`: who made it;
-        None: the user or a command."""
-        if kind != "second_factor":  # a browser that waits for its code must not end another one that does
+        """Make a link in the caller's transaction. `user_id`: None where it is not known who signs in. `method`: how
+        the user has proven itself so far, or is to. `by`: who made it; None: the user or a command. `token`: a secret
+        of 256 bits, if not one that is made here."""
+        if kind in ("password_reset", "sign_in"):  # a browser that waits must not end another one that does
             await _withdraw(session, (OneTimeToken.user_id == user_id) & (OneTimeToken.kind == kind), now)
-        token, row = self._new(kind, now)
+        token, row = self._new(kind, now, token)
         row.user_id, row.method = user_id, method
         row.created_by_id = "" if by is None else by.public_id
         session.add(row)
@@ -196,8 +204,8 @@ class Links:
             old = OneTimeToken.expires_at < from_instant(now - KEPT_US)
             return int(getattr(await session.execute(delete(OneTimeToken).where(old)), "rowcount", 0))
 
-    def _new(self, kind: LinkKind, now: int) -> tuple[str, OneTimeToken]:
-        token = new_token()
+    def _new(self, kind: LinkKind, now: int, token: str = "") -> tuple[str, OneTimeToken]:
+        token = token or new_token()
         return token, OneTimeToken(
             id=new_id(),
             kind=kind,

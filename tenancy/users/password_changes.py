@@ -140,7 +140,7 @@ class PasswordChanges:
             user_id = present.id
             async with self._database.transaction() as session:
                 with acting_as_user(user_id, address):
-                    await self._join(session, user_id, token)
+                    await self.join(session, user_id, token)
         await self._changes.announce(user_id)
         return user_id
 
@@ -151,11 +151,12 @@ class PasswordChanges:
             user = await add_user(session, email, name, moment)
             await set_credential(session, user.id, PASSWORD, hashed, moment)
             with acting_as_user(user.id, email):
-                await self._join(session, user.id, token)
+                await self.join(session, user.id, token)
         return user.id
 
-    async def _join(self, session: AsyncSession, user_id: UUID, token: str) -> None:
-        """Use up the invitation, and give the user its role."""
+    async def join(self, session: AsyncSession, user_id: UUID, token: str) -> None:
+        """Use up the invitation, and give the user its role, in the caller's transaction. Raises LinkRefused,
+        LastOwner."""
         now = self._clock()
         await locked_user(session, self._database, user_id)
         row = await self._links.take(session, "invitation", token, now)

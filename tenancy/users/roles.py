@@ -64,10 +64,17 @@ async def other_owners(session: AsyncSession, database: Database, user_id: UUID,
 async def may_still_invite(session: AsyncSession, row: OneTimeToken) -> bool:
     """Whether the maker of this invitation may give its role now: it is no more if it was removed, demoted, disabled,
     revoked or limited since."""
-    if not row.created_by_id:
+    return await may_still_give(session, row.created_by_id, row.role, row.tenant_id, row.project_id)
+
+
+async def may_still_give(
+    session: AsyncSession, maker: str, role: str, tenant_id: UUID | None, project_id: UUID | None
+) -> bool:
+    """Whether who has this public id may give this role here now. Empty: a command, which may."""
+    if not maker:
         return True
-    inviter = await _principal(session, row.created_by_id)
-    return inviter is not None and may_give(inviter, row.role, row.tenant_id, row.project_id)  # type: ignore[arg-type]
+    principal = await _principal(session, maker)
+    return principal is not None and may_give(principal, role, tenant_id, project_id)  # type: ignore[arg-type]
 
 
 async def _principal(session: AsyncSession, public_id: str) -> Principal | None:

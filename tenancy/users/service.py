@@ -49,6 +49,7 @@ class Users:
         attempts: AttemptCounter | None = None,
     ) -> None:
         secrets, changes = UserSecrets(master_key), UserChanges(bus)
+        self.secrets, self.changes = secrets, changes
         self.clock = Clock()
         self._sql_attempts = SqlAttemptCounter(database, lambda: self.clock() / 1_000_000)
         self.passwords = Passwords()
@@ -57,13 +58,14 @@ class Users:
         self.sessions = Sessions(database, secrets, changes)
         self.links = Links(database, secrets)
         self.second_factors = SecondFactors(database, secrets)
+        self.attempts = attempts or self._sql_attempts
         self.sign_in = SignIn(
             database,
             passwords=self.passwords,
             sessions=self.sessions,
             links=self.links,
             second_factors=self.second_factors,
-            attempts=attempts or self._sql_attempts,
+            attempts=self.attempts,
             clock=self.clock,
         )
         self.password_changes = PasswordChanges(

@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from msgspec import Struct
-from sqlalchemy import ColumnElement, delete, or_, select, update
+from sqlalchemy import ColumnElement, delete, exists, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.record import record_change
@@ -21,7 +21,7 @@ from storage.database.database import Database
 from tenancy.rights.principals import Membership
 from tenancy.users.changes import UserChanges
 from tenancy.users.identifiers import session_public_id, user_public_id
-from tenancy.users.tables import MembershipRow, OneTimeToken, UserAccount, UserSession
+from tenancy.users.tables import MembershipRow, OneTimeToken, SignInPolicy, UserAccount, UserSession
 from tenancy.users.tokens import UserSecrets, new_token
 
 IDLE_US = 12 * 3_600 * 1_000_000
@@ -59,6 +59,9 @@ class SessionRecord(Struct, frozen=True):
     previous_until: int
     ended: bool
     """It is revoked, or its user disabled."""
+    provider_id: UUID | None = None
+    tenant_id: UUID | None = None
+    """Of the tenant whose identity provider opened it: it has the roles there alone, and changes no account."""
 
     def alive(self, now: int) -> bool:
         """Whether the session may be used now, by the token that found it."""
@@ -94,6 +97,16 @@ class Client(Struct, frozen=True):
     user_agent: str = ""
 
 
+class SessionOrigin(Struct, frozen=True):
+    """The identity provider that opens a session, of a tenant or of the platform; its own name of the session; and when
+    the user proved itself there, in microseconds since the Unix epoch."""
+
+    provider_id: UUID
+    tenant_id: UUID | None
+    provider_session: str
+    proven_at: int
+
+
 class Sessions:
     """The sessions of all users. Every method may raise DatabaseUnavailable; instants are of the caller's clock."""
 
@@ -102,8 +115,18 @@ class Sessions:
         self._secrets = secrets
         self._changes = changes
 
-    async def create(self, session: AsyncSession, user_id: UUID, method: str, client: Client, now: int) -> NewSession:
-        """Make a session in the caller's transaction, and end the oldest of too many."""
+    async def create(
+        self,
+        session: AsyncSession,
+        user_id: UUID,
+        method: str,
+        client: Client,
+        now: int,
+        *,
+        origin: SessionOrigin | None = None,
+    ) -> NewSession:
+        """Make a session in the caller's transaction, and end the oldest of too many. `origin`: who opened it, if that
+        is an identity provider."""
         token = new_token()
         moment = from_instant(now)
         row = UserSession(
@@ -115,7 +138,10 @@ class Sessions:
             user_agent="".join(filter(str.isprintable, client.user_agent[:_MOST_AGENT])),
             rotate=0,
             created_at=moment,
-            proven_at=moment,
+            proven_at=moment if origin is None else from_instant(min(now, origin.proven_at)),
+            provider_id=None if origin is None else origin.provider_id,
+            provider_session="" if origin is None else origin.provider_session,
+            tenant_id=None if origin is None else origin.tenant_id,
             seen_at=moment,
             expires_at=from_instant(now + ABSOLUTE_US),
         )
@@ -139,7 +165,7 @@ class Sessions:
             row = (await session.execute(query)).one_or_none()
             if row is None:
                 return None
-            roles = await memberships_of(session, row[1].id)
+            roles = await memberships_in(session, row[0])
         return _record(row[0], row[1], roles, token_mac)
 
     def token_mac(self, token: str) -> bytes:
@@ -260,12 +286,29 @@ async def rotate_sessions(session: AsyncSession, user_id: UUID) -> None:
 
 async def memberships_of(session: AsyncSession, user_id: UUID) -> tuple[Membership, ...]:
     """A user's roles."""
+    return await _memberships(session, MembershipRow.user_id == user_id)
+
+
+async def _memberships(session: AsyncSession, which: ColumnElement[bool]) -> tuple[Membership, ...]:
+    # all tenants: a user's roles are at several
     rows = await session.execute(
         select(MembershipRow.role, MembershipRow.tenant_id, MembershipRow.project_id)
-        .where(MembershipRow.user_id == user_id)
+        .where(which)
         .order_by(MembershipRow.id)
     )
     return tuple(Membership(row.role, row.tenant_id, row.project_id) for row in rows)
+
+
+async def memberships_in(session: AsyncSession, row: UserSession) -> tuple[Membership, ...]:
+    """The roles of a session's user that hold in this session. One that a tenant's identity provider opened has those
+    at this tenant; every other has none where a tenant lets people in by its provider alone, but for break-glass."""
+    closed = exists().where(SignInPolicy.tenant_id == MembershipRow.tenant_id, SignInPolicy.provider_only == 1)
+    holds = (
+        or_(MembershipRow.break_glass == 1, ~closed)
+        if row.tenant_id is None
+        else MembershipRow.tenant_id == row.tenant_id
+    )
+    return await _memberships(session, (MembershipRow.user_id == row.user_id) & holds)
 
 
 def known_since(now: int) -> datetime:
@@ -295,4 +338,6 @@ def _record(row: UserSession, user: UserAccount, roles: tuple[Membership, ...], 
         current=row.mac == token_mac,
         previous_until=0 if row.previous_until is None else to_instant(row.previous_until),
         ended=row.revoked_at is not None or user.disabled_at is not None,
+        provider_id=row.provider_id,
+        tenant_id=row.tenant_id,
     )

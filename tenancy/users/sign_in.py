@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from typing import TypeAlias, TypeVar
 from uuid import UUID
 
+import structlog
 from msgspec import Struct
 from sqlalchemy import ColumnElement, and_, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -27,8 +28,10 @@ from tenancy.users.identifiers import MOST_EMAIL, session_public_id, user_public
 from tenancy.users.links import Link, Links
 from tenancy.users.passwords import Passwords
 from tenancy.users.second_factors import WRONG_CODE, SecondFactors
-from tenancy.users.sessions import BY_LINK, Client, NewSession, Sessions, known_since
-from tenancy.users.tables import Credential, UserAccount, UserSession
+from tenancy.users.sessions import BY_LINK, Client, NewSession, SessionOrigin, Sessions, known_since
+from tenancy.users.tables import Credential, MembershipRow, SignInPolicy, UserAccount, UserSession
+
+log = structlog.get_logger(__name__)
 
 SignedInOrStep: TypeAlias = NewSession | Link
 """A session, or a sign-in that waits for its second factor."""
@@ -89,7 +92,7 @@ class SignIn:
             await self._attempts.give_back(attempt)  # nothing was tried
             raise
         if not right or not known.enabled or known.user_id is None:
-            await self._record_failure(known.user_id, PASSWORD)
+            await self.record_failure(known.user_id, PASSWORD)
             raise SignInRefused
         await self._attempts.give_back(attempt)
         if known.password is not None and self._passwords.is_outdated(known.password):
@@ -113,7 +116,7 @@ class SignIn:
             user = await session.get(UserAccount, user_id)
             if user is None or user.disabled_at is not None:
                 raise LinkRefused
-            return await self._new_session(session, user_id, f"{step.method}+{factor}", client, now)
+            return await self.open_session(session, user_id, f"{step.method}+{factor}", client, now)
 
         return await self._with_code(user_id, client, enter)
 
@@ -168,7 +171,7 @@ class SignIn:
         async with self._database.transaction() as session:
             result = await use(session)
         if result is None:
-            await self._record_failure(user_id, "second factor")
+            await self.record_failure(user_id, "second factor")
             raise SignInRefused(WRONG_CODE)
         await self._attempts.give_back(attempt)
         return result
@@ -179,12 +182,21 @@ class SignIn:
         second = await credential(session, user_id, TOTP)
         if second is not None and second.confirmed_at is not None:
             return await self._links.create_within(session, user_id, "second_factor", now, method)
-        return await self._new_session(session, user_id, method, client, now)
+        return await self.open_session(session, user_id, method, client, now)
 
-    async def _new_session(
-        self, session: AsyncSession, user_id: UUID, method: str, client: Client, now: int
+    async def open_session(
+        self,
+        session: AsyncSession,
+        user_id: UUID,
+        method: str,
+        client: Client,
+        now: int,
+        *,
+        origin: SessionOrigin | None = None,
     ) -> NewSession:
-        made = await self._sessions.create(session, user_id, method, client, now)
+        """A session, in the caller's transaction, for who has proven to be this user. `origin`: by whom, if that is an
+        identity provider."""
+        made = await self._sessions.create(session, user_id, method, client, now, origin=origin)
         user = await session.get_one(UserAccount, user_id)
         with acting_as_user(user_id, user.email):
             await record_change(
@@ -194,6 +206,8 @@ class SignIn:
                 target_id=user_public_id(user_id),
                 after={"method": method, "session": session_public_id(made.id), "address": client.address},
             )
+            if origin is None:
+                await _record_break_glass(session, user_id, made.id)
         return made
 
     async def _look_up(self, email: str, address: str) -> _Known:
@@ -222,12 +236,32 @@ class SignIn:
         addresses = (await session.execute(query)).scalars()
         return network_of(address) in {network_of(each) for each in addresses}
 
-    async def _record_failure(self, user_id: UUID | None, method: str) -> None:
+    async def record_failure(self, user_id: UUID | None, method: str, reason: str = "") -> None:
+        """Record that somebody did not prove to be this user; None: it is not known which. `reason`: a code."""
         async with self._database.transaction() as session:
             await record_change(
                 session,
                 "user.sign_in_failed",
                 target="user",
                 target_id="unknown" if user_id is None else user_public_id(user_id),
-                after={"method": method},
+                after={"method": method, **({"refused": reason} if reason else {})},
             )
+
+
+async def _record_break_glass(session: AsyncSession, user_id: UUID, session_id: UUID) -> None:
+    """Tell of a session in which a break-glass role holds that no other session of its kind would have."""
+    tenants = await session.execute(
+        select(MembershipRow.tenant_id)
+        .join(SignInPolicy, SignInPolicy.tenant_id == MembershipRow.tenant_id)
+        .where(MembershipRow.user_id == user_id, MembershipRow.break_glass == 1, SignInPolicy.provider_only == 1)
+    )
+    for tenant_id in tenants.scalars():
+        log.warning("a break-glass owner signs in", user=user_public_id(user_id), tenant=str(tenant_id))
+        await record_change(
+            session,
+            "user.break_glass_used",
+            target="user",
+            target_id=user_public_id(user_id),
+            tenant_id=tenant_id,
+            after={"session": session_public_id(session_id)},
+        )

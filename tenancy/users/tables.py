@@ -1,4 +1,5 @@
-"""The tables of users, their credentials, memberships, sessions, one-time tokens, and counts of sign-in attempts."""
+"""The tables of users, their credentials, memberships, sessions, one-time tokens, and counts of sign-in attempts; and
+how people get into a tenant."""
 
 from __future__ import annotations
 
@@ -48,7 +49,10 @@ class Credential(Base):
 
 
 class MembershipRow(Base):
-    """A user's role at a scope: the platform, a tenant, or a project. `scope` names it, for uniqueness."""
+    """A user's role at a scope: the platform, a tenant, or a project. `scope` names it, for uniqueness. `source`: who
+    gives it and may take it again: empty for people, else `directory` or `provider_<hex>`. `break_glass` (0 or 1): it
+    holds in sessions of a password or passkey too where the tenant lets people in by its provider alone.
+    """
 
     __tablename__ = "membership"
     __table_args__ = (UniqueConstraint("user_id", "scope"), Index("ix_membership_tenant_id", "tenant_id"), STRICT)
@@ -59,13 +63,28 @@ class MembershipRow(Base):
     tenant_id: Mapped[UUID | None] = mapped_column(Id, ForeignKey("tenant.id"))
     project_id: Mapped[UUID | None] = mapped_column(Id, ForeignKey("project.id"))
     role: Mapped[Role] = mapped_column(Text)
+    source: Mapped[str] = mapped_column(Text, default="", server_default=text("''"))
+    break_glass: Mapped[int] = mapped_column(Count, default=0, server_default=text("0"))
     created_at: Mapped[datetime] = mapped_column(Instant)
+
+
+class SignInPolicy(Base):
+    """How people get into a tenant. `provider_only` (0 or 1): roles there hold only in sessions that an identity
+    provider of the tenant opened. A tenant without a row has no such rule.
+    """
+
+    __tablename__ = "sign_in_policy"
+    __table_args__ = (STRICT,)
+
+    tenant_id: Mapped[UUID] = mapped_column(Id, ForeignKey("tenant.id"), primary_key=True)
+    provider_only: Mapped[int] = mapped_column(Count)
 
 
 class UserSession(Base):
     """A signed-in browser. `mac` is of its token; `previous_mac` of the token before, which is accepted until
     `previous_until`. `rotate` (0 or 1): the next request gets a new token. `proven_at`: when the user last proved
-    itself.
+    itself. `provider_id`: the identity provider that opened it, with its own name of the session, `provider_session`.
+    `tenant_id`: of the tenant whose provider that is; the session then has the user's roles at this tenant alone.
     """
 
     __tablename__ = "user_session"
@@ -85,6 +104,9 @@ class UserSession(Base):
     seen_at: Mapped[datetime] = mapped_column(Instant)
     expires_at: Mapped[datetime] = mapped_column(Instant, index=True)
     revoked_at: Mapped[datetime | None] = mapped_column(Instant)
+    provider_id: Mapped[UUID | None] = mapped_column(Id)
+    provider_session: Mapped[str] = mapped_column(Text, default="", server_default=text("''"))
+    tenant_id: Mapped[UUID | None] = mapped_column(Id)
 
 
 class OneTimeToken(Base):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 from uuid import UUID
 
 from cryptography.exceptions import InvalidTag
@@ -22,7 +22,7 @@ from storage.reported_error import ReportedError
 TOKEN_BYTES, _NONCE_BYTES = 32, 12
 MOST_TOKEN = 100
 """Characters of a token that is looked at; longer ones are not ours."""
-Purpose: TypeAlias = Literal["session", "one-time", "recovery-code"]
+Purpose: TypeAlias = Literal["session", "one-time", "recovery-code", "provider", "directory"]
 
 
 class SecretUnreadable(ReportedError):
@@ -36,11 +36,7 @@ class UserSecrets:
         def derive(purpose: str) -> bytes:
             return HKDF(SHA256(), 32, salt=None, info=f"turnpike/users/{purpose}/v1".encode()).derive(master_key)
 
-        self._keys: dict[Purpose, bytes] = {
-            "session": derive("session"),
-            "one-time": derive("one-time"),
-            "recovery-code": derive("recovery-code"),
-        }
+        self._keys: dict[Purpose, bytes] = {purpose: derive(purpose) for purpose in get_args(Purpose)}
         self._cipher = AESGCM(derive("seal"))
 
     def mac(self, purpose: Purpose, token: str, owner: bytes = b"") -> bytes:

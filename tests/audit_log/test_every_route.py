@@ -108,7 +108,28 @@ RECORDED = {
     **{f"POST {_ADMIN}/users/me/{what}": "user" for what in ("password", "recovery-codes", "totp/confirm")},
     f"DELETE {_ADMIN}/users/me/totp": "user",
     f"POST {_ADMIN}/password-resets/redeem": "user",
-    **{f"POST {_ADMIN}/session{more}": "user" for more in ("", "/link", "/second-factor")},
+    **{f"POST {_ADMIN}/session{more}": "user" for more in ("", "/link", "/second-factor", "/passkey")},
+    f"POST {_ADMIN}/session/provider/finish": "user",
+    f"POST {_ADMIN}/users/me/passkeys": "user",
+    **{f"{verb} {_ADMIN}/users/me/passkeys/{{passkey:str}}": "user" for verb in ("PATCH", "DELETE")},
+    f"DELETE {_ADMIN}/users/me/identities/{{identity:str}}": "user",
+    **{f"POST {base}/identity-providers": "identity_provider" for base in (_ADMIN, _TENANT)},
+    **{
+        f"{verb} {base}/identity-providers/{{provider:str}}{more}": "identity_provider"
+        for base in (_ADMIN, _TENANT)
+        for verb, more in (("PATCH", ""), ("DELETE", ""), ("PUT", "/groups"), ("PUT", "/domains"))
+    },
+    f"POST {_TENANT}/directory/token": "directory",
+    **{f"{verb} {_TENANT}/directory": "directory" for verb in ("PATCH", "DELETE")},
+    f"PUT {_TENANT}/directory/groups/{{group:str}}/role": "directory",
+    f"PUT {_TENANT}/sign-in-policy": "sign_in_policy",
+    **{f"POST /scim/v2/{what}": "directory" for what in ("Users", "Groups")},
+    **{
+        f"{verb} /scim/v2/{what}/{{resource:str}}": "directory"
+        for what in ("Users", "Groups")
+        for verb in ("PUT", "PATCH", "DELETE")
+    },
+    "POST /oidc/{provider:str}/logout": "session",
 }
 """Route -> the object of the actions that it records (`object.verb`)."""
 NOT_RECORDED = {
@@ -140,6 +161,15 @@ NOT_RECORDED = {
     ),
     "POST /v1/responses/{name:str}/cancel": "its usage event says that it was",
     f"POST {_ADMIN}/session/confirm": "the same user in the same session",
+    f"POST {_ADMIN}/session/confirm/passkey": "the same user in the same session",
+    **{
+        f"POST {_ADMIN}/{what}": "counts when it is finished"
+        for what in (
+            *("session/provider", "session/provider/confirm", "session/passkey/challenge"),
+            *("session/confirm/passkey/challenge", "users/me/passkeys/challenge"),
+        )
+    },
+    **{f"POST /scim/v2{what}/.search": "it looks" for what in ("", "/Users", "/Groups")},
     f"POST {_ADMIN}/users/me/totp": "counts when it is confirmed",
 }
 

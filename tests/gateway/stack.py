@@ -44,6 +44,7 @@ from storage.bus import LocalBus
 from storage.database.database import Database
 from tenancy.administration.suspension import Suspensions
 from tenancy.authenticator import Authenticator
+from tenancy.identity.service import Identity
 from tenancy.keys import Peppers
 from tenancy.rate_limits import LimitCache, RateLimits
 from tenancy.repositories import Tenancy
@@ -51,7 +52,7 @@ from tenancy.users.service import Users
 from tests.gateway.fake_replica import LINK_KEY, FakeReplica, Script
 from tests.gateway.quick_application import read_signatures_once, registering_at_once
 from turnpike.admin_services import webhook_topics
-from webhooks.addresses import AddressPolicy
+from webhooks.addresses import AddressPolicy, parse_networks
 from webhooks.endpoints import WebhookEndpoints
 from webhooks.signing import SecretCipher
 
@@ -63,6 +64,8 @@ GRANT = 10 * 10**12
 PATIENCE_S = 120.0
 """How long a test waits for what comes as soon as a busy machine lets it."""
 PEPPERS = Peppers({1: b"p" * 32}, 1)
+PROVIDERS = AddressPolicy(allow_http=True, networks=parse_networks("127.0.0.1/32, ::1/128"))
+"""Identity providers of tests listen on this machine."""
 
 
 read_signatures_once()
@@ -290,6 +293,7 @@ async def running_stack(
         tenancy=stack.tenancy,
         suspensions=Suspensions(stack.database, bus),
         users=stack.users,
+        identity=Identity(stack.database, stack.users, stack.tenancy, PROVIDERS),
         holds=HoldService(stack.database),
         prices=prices,
         spool=stack.spool,

@@ -78,6 +78,7 @@ async def open_gateway_services(
             tenancy=admin.tenancy,
             suspensions=admin.suspensions,
             users=admin.users,
+            identity=admin.identity,
             holds=admin.holds,
             prices=admin.prices,
             spool=spool,

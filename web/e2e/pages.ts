@@ -27,6 +27,7 @@ const ofPlatform = (...names: string[]): ConsolePage[] =>
 
 export const PAGES: ConsolePage[] = [
   { name: 'sign-in', path: '/sign-in', as: null, fixed: true },
+  { name: 'provider', path: '/provider', as: null, fixed: true },
   { name: 'not-found', path: '/no/such/page', fixed: true },
   { name: 'account', path: '/account', fixed: true },
   ...ofTenant('overview', 'usage', 'cache', 'requests', 'batches', 'files', 'adapters', 'refused', 'playground'),

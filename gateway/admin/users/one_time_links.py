@@ -10,12 +10,13 @@ from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 from msgspec import Struct
 
+from gateway.admin.users.sign_in import present_session
 from gateway.admin.users.user_objects import Email, Name, Password, Token, UserObject, user_errors, user_object
 from gateway.endpoints.request_body import read_public_body
 from gateway.http.operations import describes
 from gateway.http.policies import public
 from gateway.http.responses import json_response
-from gateway.http.sessions import CookieJar, client_of, cookie_value
+from gateway.http.sessions import client_of
 from gateway.services import Gateway
 
 _describes = partial(describes, tags=("users",))
@@ -56,15 +57,15 @@ def one_time_link_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     async def accept_invitation(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Accept an invitation. A new user is made of it; sign in then."""
         body = await read_public_body(request, timeout, _ACCEPTANCE)
-        token = cookie_value(request.scope, CookieJar.of(request.scope).session_name)
-        present = await users.authenticator.authenticate(token) if token else None
+        present = await present_session(gateway, request)
+        own = present is not None and present.session.tenant_id is None  # a tenant's provider vouches for that tenant
         with user_errors():
             accepting = users.password_changes.accept(
                 body.token,
                 body.name,
                 body.password,
                 client_of(request.scope),
-                signed_in=None if present is None else present.session,
+                signed_in=present.session if present is not None and own else None,
                 email=body.email,
             )
             return json_response(user_object(await users.accounts.get(await accepting)), headers=_NO_STORE)

@@ -38,7 +38,8 @@ from gateway.services import Gateway
 from storage.database.public_ids import prefixed_id
 from tenancy.users.changes import acting_as_user
 from tenancy.users.identifiers import SESSION_PREFIX
-from tenancy.users.sessions import NewSession
+from tenancy.users.session_authenticator import SignedIn
+from tenancy.users.sessions import NewSession, SessionRecord
 from tenancy.users.sign_in import SignedInOrStep
 
 _describes = partial(describes, tags=("sessions",))
@@ -90,29 +91,14 @@ def sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
 
     async def entered(request: Request[Any, Any, Any], outcome: SignedInOrStep, to: str | None) -> Response[bytes]:
         """The answer to a step of a sign-in, with its cookie; the session that the browser had ends."""
+        if isinstance(outcome, NewSession):
+            return await signed_in_answer(gateway, request, outcome, None, to)
         jar = CookieJar.of(request.scope)
-        done = isinstance(outcome, NewSession)
-        if done:
-            await _end_present(request)
-        response = json_response(
-            SignInObject(
-                state="signed_in" if done else "second_factor_required",
-                user=UserId.of(outcome.user_id) if isinstance(outcome, NewSession) else None,
-                expires_at=Instant(outcome.expires_at),
-                next=to,
-            ),
-            headers=_NO_STORE,
-        )
-        response.set_cookie(jar.session(outcome.token) if done else jar.step(outcome.token))
-        response.set_cookie(jar.gone(jar.step_name if done else jar.session_name))
+        step = SignInObject(state="second_factor_required", user=None, expires_at=Instant(outcome.expires_at), next=to)
+        response = json_response(step, headers=_NO_STORE)
+        response.set_cookie(jar.step(outcome.token))
+        response.set_cookie(jar.gone(jar.session_name))
         return response
-
-    async def _end_present(request: Request[Any, Any, Any]) -> None:
-        token = cookie_value(request.scope, CookieJar.of(request.scope).session_name)
-        present = await users.authenticator.authenticate(token) if token else None
-        if present is not None:
-            with acting_as_user(present.session.user_id, present.session.email):
-                await users.sessions.revoke(present.session.user_id, present.session.id, users.clock())
 
     @post(
         "/admin/v1/session",
@@ -193,11 +179,16 @@ def sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
         session = session_of(request.scope).session
         return session_object(msgspec.structs.replace(session, proven_at=users.clock()), current=True)
 
+    async def visible_sessions(present: SessionRecord) -> list[SessionRecord]:
+        """The user's sessions; of one that a tenant's provider opened, those that this tenant's providers opened."""
+        alive = await users.sessions.alive(present.user_id, users.clock())
+        return [one for one in alive if present.tenant_id in (None, one.tenant_id)]
+
     @get("/admin/v1/sessions", opt=demands(None, "session") | _describes(SessionList))
     async def list_sessions(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Your sessions, newest first."""
         present = session_of(request.scope).session
-        found = await users.sessions.alive(present.user_id, users.clock())
+        found = await visible_sessions(present)
         data = [session_object(each, current=each.id == present.id) for each in found]
         return json_response(SessionList(data=data, has_more=False))
 
@@ -210,21 +201,49 @@ def sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
         """End one of your sessions, wherever it is."""
         present = session_of(request.scope).session
         identity = prefixed_id(session, SESSION_PREFIX)
-        ended = identity is not None and await users.sessions.revoke(present.user_id, identity, users.clock())
-        if not ended:
+        seen = present.tenant_id is None or identity in [one.id for one in await visible_sessions(present)]
+        if identity is None or not seen or not await users.sessions.revoke(present.user_id, identity, users.clock()):
             raise NotFound(f"There is no session {session[:80]!r}.")
         return _signed_out(request) if identity == present.id else Response(None, status_code=204)
 
     @post("/admin/v1/sessions/revoke-all", status_code=204, opt=demands(None, "session") | _describes(None, status=204))
     async def end_all_sessions(request: Request[Any, Any, Any]) -> Response[None]:
-        """Sign out everywhere, here too."""
-        await users.sessions.revoke_all(session_of(request.scope).session.user_id, users.clock())
+        """Sign out everywhere, here too. A session that a tenant's identity provider opened ends those of its kind."""
+        present = session_of(request.scope).session
+        if present.tenant_id is None:
+            await users.sessions.revoke_all(present.user_id, users.clock())
+        else:
+            for one in await visible_sessions(present):
+                await users.sessions.revoke(present.user_id, one.id, users.clock())
         return _signed_out(request)
 
     return [
         *(sign_in, sign_in_by_link, second_factor, get_session, sign_out, confirm_session),
         *(list_sessions, end_session, end_all_sessions),
     ]
+
+
+async def present_session(gateway: Gateway, request: Request[Any, Any, Any]) -> SignedIn | None:
+    """The live session that the browser has on a route that anybody may call."""
+    token = cookie_value(request.scope, CookieJar.of(request.scope).session_name)
+    return await gateway.services.users.authenticator.authenticate(token) if token else None
+
+
+async def signed_in_answer(
+    gateway: Gateway, request: Request[Any, Any, Any], new: NewSession, body: Struct | None, to: str | None = None
+) -> Response[bytes]:
+    """The answer to who has signed in, with its cookie; the session that the browser had ends. `body`: the answer, if
+    not the usual one."""
+    users, jar = gateway.services.users, CookieJar.of(request.scope)
+    present = await present_session(gateway, request)
+    if present is not None:
+        with acting_as_user(present.session.user_id, present.session.email):
+            await users.sessions.revoke(present.session.user_id, present.session.id, users.clock())
+    done = SignInObject(state="signed_in", user=UserId.of(new.user_id), expires_at=Instant(new.expires_at), next=to)
+    response = json_response(done if body is None else body, headers=_NO_STORE)
+    response.set_cookie(jar.session(new.token))
+    response.set_cookie(jar.gone(jar.step_name))
+    return response
 
 
 async def renewed(gateway: Gateway, request: Request[Any, Any, Any], body: Struct) -> Response[bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.gateway.access import (
     proofs_admin,
+    proofs_identity,
     proofs_invoices,
     proofs_money,
     proofs_payments,
@@ -16,6 +17,7 @@ from tests.gateway.access.proofs import PROOFS
 __all__ = [
     "PROOFS",
     "proofs_admin",
+    "proofs_identity",
     "proofs_invoices",
     "proofs_money",
     "proofs_payments",

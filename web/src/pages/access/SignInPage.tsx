@@ -8,6 +8,7 @@ import { api } from '~/api/client';
 import { fieldError, Form } from '~/components/forms';
 
 import { CodeInput } from './CodeInput';
+import { OtherWays } from './provider/OtherWays';
 
 const route = getRouteApi('/sign-in');
 
@@ -21,6 +22,10 @@ export function SignInPage() {
   useEffect(() => {
     document.title = 'Sign in · Turnpike';
   }, []);
+  const enter = async (): Promise<void> => {
+    queries.clear();
+    await router.navigate({ href: ownPath(next) });
+  };
   const signIn = useMutation({
     mutationFn: async (entered: string | null) => {
       const { data } =
@@ -31,8 +36,7 @@ export function SignInPage() {
     },
     onSuccess: async (step) => {
       if (step.state === 'second_factor_required') return setCode('');
-      queries.clear();
-      await router.navigate({ href: ownPath(next) });
+      await enter();
       return undefined;
     },
   });
@@ -85,6 +89,7 @@ export function SignInPage() {
               />
             )}
           </Form>
+          {code === null && <OtherWays next={next} done={enter} />}
           {code === null ? (
             <Text size="sm" c="dimmed">
               Without a password, or without your authenticator, ask an administrator for a link.

@@ -19,6 +19,12 @@ const linkRoute = createRoute({
   component: lazyRouteComponent(() => import('./link/LinkPage'), 'LinkPage'),
 });
 
+const providerRoute = createRoute({
+  getParentRoute: () => rootRoute,
+  path: 'provider',
+  component: lazyRouteComponent(() => import('./provider/ProviderPage'), 'ProviderPage'),
+});
+
 const accountRoute = createRoute({
   getParentRoute: () => signedInRoute,
   path: 'account',
@@ -150,7 +156,7 @@ const platformAuditRoute = createRoute({
   component: lazyRouteComponent(() => import('./audit/AuditPage'), 'PlatformAuditPage'),
 });
 
-export const signInRoutes = [signInRoute, linkRoute] as const;
+export const signInRoutes = [signInRoute, linkRoute, providerRoute] as const;
 export const tenantAccessRoutes = [
   keysRoute,
   keyRoute,

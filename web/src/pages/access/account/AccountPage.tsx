@@ -12,6 +12,7 @@ import { Page } from '~/components/Page';
 import { Copied } from '~/components/values';
 
 import { Section } from '../Section';
+import { IdentitiesSection, PasskeysSection } from './IdentitySections';
 import { PasswordSection } from './PasswordSection';
 import { SecondFactorSection } from './SecondFactorSection';
 import { SessionsSection } from './SessionsSection';
@@ -24,6 +25,8 @@ export function AccountPage() {
         <Profile me={me} />
         <PasswordSection me={me} />
         <SecondFactorSection me={me} />
+        <PasskeysSection />
+        <IdentitiesSection />
         <SessionsSection />
         <Keyboard />
       </Stack>

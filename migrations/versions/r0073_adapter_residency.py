@@ -8,7 +8,7 @@ from sqlalchemy.dialects import postgresql
 
 from storage.database.base import STRICT
 
-revision = "r0140"
+revision = "r0073"
 down_revision = "r0072"
 branch_labels = None
 depends_on = None
