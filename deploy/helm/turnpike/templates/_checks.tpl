@@ -65,6 +65,16 @@
 {{- end -}}
 {{- end -}}
 {{- range $path, $role := $roles -}}
+{{- range $role.extraArgs -}}
+{{- if hasPrefix "--drain-timeout" . -}}
+{{- $wrong = append $wrong (printf "%s.extraArgs: use drainSeconds instead of --drain-timeout, since the pod's grace depends on it" $path) -}}
+{{- end -}}
+{{- end -}}
+{{- range $role.extraEnv -}}
+{{- if eq .name "TURNPIKE_DRAIN_TIMEOUT" -}}
+{{- $wrong = append $wrong (printf "%s.extraEnv: use drainSeconds instead of %s, since the pod's grace depends on it" $path .name) -}}
+{{- end -}}
+{{- end -}}
 {{- if not (kindIs "invalid" $role.terminationGracePeriodSeconds) -}}
 {{- $least := add (int $role.preStopSeconds) (int (default 0 $role.drainSeconds)) 41 -}}
 {{- if lt (int $role.terminationGracePeriodSeconds) (int $least) -}}
