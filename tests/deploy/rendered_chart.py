@@ -18,7 +18,7 @@ from tests.deploy.prometheus import RULES
 from turnpike.settings.loading import describe, environment_name
 from turnpike.settings.settings import ENGINE, GATEWAY, WORKER, Settings
 
-VERSIONS = ("1.29", "1.31", "1.34")
+VERSIONS = ("1.27", "1.31", "1.37")
 """Of Kubernetes, whose schemas every manifest keeps."""
 OF_OPERATORS = {"ServiceMonitor", "PrometheusRule", "ScaledObject"}
 """Kinds that have no schema there."""
@@ -33,12 +33,14 @@ KEDA = {"enabled": True, "serverAddress": "http://prometheus:9090"}
 
 
 def over(base: Mapping[str, Any], *changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Values with others over them, as Helm merges files."""
+    """Values with others over them; None takes one away."""
     merged = dict(base)
     for change in changes:
         for name, value in change.items():
             nested = isinstance(value, dict) and isinstance(merged.get(name), dict)
             merged[name] = over(merged[name], value) if nested else value
+            if value is None:
+                del merged[name]
     return merged
 
 
@@ -186,7 +188,7 @@ def environment(pod: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def validated(file: Path, version: str) -> subprocess.CompletedProcess[str]:
-    words = [ENVIRONMENT / "bin" / "kubernetes-validate", "--strict", "--version", version, file]
+    words = [ENVIRONMENT / "bin" / "kubernetes-validate", "--strict", "--kubernetes-version", version, file]
     return subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
 
 
