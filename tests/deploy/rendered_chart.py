@@ -65,7 +65,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "one node": {"sharedStorage": {"accessMode": "ReadWriteOnce"}, **gateway(replicas=1)},
     "existing claim": {"sharedStorage": {"existingClaim": "mine"}},
     "storage classes": over({"sharedStorage": {"storageClassName": "nfs"}}, demo(storage={"storageClassName": "ssd"})),
-    "own volume for KV": demo(kvStorage={"enabled": True, "size": "1Ti", "storageClassName": "nvme"}),
+    "own volume for KV": demo(kvStorage={"enabled": True, "size": "1Ti", "storageClassName": "local"}),
     "two models": {
         "modelVolume": MODELS,
         "engines": {"a": {"model": "/models/a", "replicas": 3}, "b": {"model": "/models/b"}},
