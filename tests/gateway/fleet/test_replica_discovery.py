@@ -255,6 +255,7 @@ async def found(stocked_sqlite_url: str, tmp_path: Path, model_folder: Path) -> 
         yield stack, dns
 
 
+@pytest.mark.slow
 async def test_pods_come_go_and_change_addresses_under_load(found: tuple[Stack, FakeDns]) -> None:
     """No request is lost, the books are right, and each change is noticed in a second."""
     stack, dns = found
