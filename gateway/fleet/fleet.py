@@ -7,11 +7,13 @@ import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import structlog
 
 from gateway.errors import Unavailable
 from gateway.fleet.adapter_sender import AdapterSender
+from gateway.fleet.replica_discovery import ReplicaDiscovery
 from gateway.fleet.replica_link import AwakeClock, FleetOptions, Refused, ReplicaLink
 from gateway.fleet.replica_stream import ReplicaStream
 from gateway.fleet.router import Routed
@@ -19,7 +21,7 @@ from gateway.fleet.routing import FleetRouting, Sent
 from gateway.fleet.service_relay import ServiceRelay
 from gateway.served_models.registry import ModelRegistry
 from protocol.adapters import DropAdapter, WantAdapter
-from protocol.addresses import parse_address
+from protocol.addresses import Address, parse_address
 from protocol.frames import ToGateway
 from protocol.replicas import Fenced, Heartbeat, Hello, Load, Purge, Scope
 from protocol.requests import (
@@ -34,6 +36,7 @@ from protocol.requests import (
     PromptLogprobs,
     Tokens,
 )
+from protocol.service_names import Resolve, parse_service_names, resolve_by_system
 
 log = structlog.get_logger("gateway.fleet")
 
@@ -57,17 +60,33 @@ class Fleet:
         models: ModelRegistry,
         options: FleetOptions | None = None,
         epoch: str = "",
+        resolve: Resolve = resolve_by_system,
     ) -> None:
-        """`addresses` are `unix:PATH` or `tcp:HOST:PORT`; `epoch` is this run of the gateway. Raises AddressError."""
+        """`addresses` are `unix:PATH`, `tcp:HOST:PORT`, or `dns:HOST:PORT` for all that `resolve` finds; `epoch` is
+        this run of the gateway. Raises AddressError."""
         self.options = options or FleetOptions()
         least = min(self.options.beat_timeout, self.options.step_timeout, self.options.silence)
         self._clock = AwakeClock(least / _TICKS)
-        self.links = [
-            ReplicaLink(
-                parse_address(text), gateway, link_key, self, options=self.options, clock=self._clock, epoch=epoch
-            )
-            for text in addresses
-        ]
+        self._link = partial(
+            ReplicaLink,
+            gateway=gateway,
+            link_key=link_key,
+            listener=self,
+            options=self.options,
+            clock=self._clock,
+            epoch=epoch,
+        )
+        names, fixed = parse_service_names(addresses)
+        self.links = [self._link(parse_address(text)) for text in fixed]
+        self._discovery = ReplicaDiscovery(
+            names,
+            self.links,
+            dial=self._dial,
+            drop=self._drop,
+            resolve=resolve,
+            interval=self.options.lookup,
+            silence=self.options.beat_timeout,
+        )
         self.on_stray: Stray = lambda link, done: None
         self.on_opened: Callable[[ReplicaLink], None] | None = None
         """Called when a link is open; sets `ReplicaLink.may_run` once requests may be sent there. None: at once."""
@@ -82,17 +101,32 @@ class Fleet:
         self._relay = ServiceRelay()
         self.routing = FleetRouting()
         self._tasks: list[asyncio.Task[None]] = []
+        self._dialing: dict[ReplicaLink, asyncio.Task[None]] = {}
 
     def start(self) -> None:
         """Begin dialing."""
-        self._tasks = [asyncio.create_task(work) for work in (self._clock.run(), *(link.run() for link in self.links))]
+        self._dialing = {link: asyncio.create_task(link.run()) for link in self.links}
+        self._tasks = [asyncio.create_task(work) for work in (self._clock.run(), self._discovery.run())]
 
     async def stop(self) -> None:
         """Hang up everywhere."""
         await self.adapters.stop()
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._dialing.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _dial(self, address: Address) -> None:
+        link = self._link(address)
+        self.links.append(link)
+        self._dialing[link] = asyncio.create_task(link.run())
+
+    def _drop(self, link: ReplicaLink) -> None:
+        self.links.remove(link)
+        task = self._dialing.pop(link)
+        self._tasks.append(task)  # `stop` waits for it too
+        task.add_done_callback(self._tasks.remove)
+        task.cancel()
 
     def healthy(self, model: str) -> list[ReplicaLink]:
         """The replicas of a model that can take requests."""
@@ -235,10 +269,17 @@ class Fleet:
     # ------------------------------------------------ what links say
 
     def check(self, hello: Hello) -> None:
-        """Raise Refused for an old incarnation, or for a replica whose text side is not ours."""
+        """Raise Refused for an old incarnation, a replica that has a link already, or one whose text side is not ours;
+        ConnectionError for one whose former link ends first."""
         name = hello.model.name
         if hello.epoch < self._epochs.get(hello.replica, 0):
             raise Refused(f"{hello.replica} is of epoch {hello.epoch}, and a newer one was seen")
+        for link in self.links:
+            if link.up and link.hello is not None and link.hello.replica == hello.replica:
+                if link.hello.epoch == hello.epoch and not link.leaving:
+                    raise Refused(f"{hello.replica} is connected already, at {link.address.text}")
+                link.hang_up()
+                raise ConnectionError(f"the link to {hello.replica} at {link.address.text} ends first")
         model = self._models.find(name)
         if model is None:
             raise Refused(f"{hello.replica} serves {name!r}, which this gateway does not")

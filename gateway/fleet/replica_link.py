@@ -44,9 +44,9 @@ class FleetOptions(Struct, frozen=True, kw_only=True):
 
     A replica is healthy while its last beat is younger than `beat_timeout` and, if it has work, its step counter moved
     within `step_timeout`. A link on which nothing comes for `silence` is closed. Dialing backs off from `backoff_first`
-    to `backoff_most`. A stream may be `credit_window` tokens ahead of its reader; the replica is told of the reader's
-    progress each `credit_step` tokens. A replica that was never reached may take `start` to load its model before that
-    is a warning.
+    to `backoff_most`. Names are looked up in DNS each `lookup`. A stream may be `credit_window` tokens ahead of its
+    reader; the replica is told of the reader's progress each `credit_step` tokens. A replica that was never reached may
+    take `start` to load its model before that is a warning.
     """
 
     beat_timeout: float = 5.0
@@ -55,6 +55,7 @@ class FleetOptions(Struct, frozen=True, kw_only=True):
     dial_timeout: float = 5.0
     backoff_first: float = 0.05
     backoff_most: float = 0.25
+    lookup: float = 0.5
     credit_window: int = 256
     credit_step: int = 32
     start: float = 60.0
@@ -121,6 +122,8 @@ class ReplicaLink:
         """Requests of other gateways that the replica had at its last beat."""
         self.may_run = True
         """Whether requests may be sent: the database knows that this gateway's requests may be in this journal."""
+        self.leaving = False
+        """Whether DNS names the address no longer: no more requests are sent, and the link stays while it is open."""
         self._gateway = gateway
         self._epoch = epoch
         self._link_key = link_key
@@ -185,12 +188,13 @@ class ReplicaLink:
                 await asyncio.sleep(_SOON_S)
 
     def healthy(self) -> bool:
-        """Whether requests may be sent: the link is open, beats come, nobody drains it, the journal has room, a foreign
-        engine answers, and steps advance while there is work (E3)."""
+        """Whether requests may be sent: the link is open and not leaving, beats come, nobody drains it, the journal has
+        room, a foreign engine answers, and steps advance while there is work (E3)."""
         now = self._clock.now()
         if (
             not self.up
             or not self.may_run
+            or self.leaving
             or self.disk_full
             or self.draining
             or self.engine_down
@@ -206,6 +210,11 @@ class ReplicaLink:
             if await self._connection():
                 backoff.reset()
             await backoff.wait()
+
+    def hang_up(self) -> None:
+        """Close the connection; the replica is dialed again."""
+        if self._writer is not None:
+            self._writer.transport.abort()
 
     def send(self, message: ToReplica) -> None:
         """Queue a message; nothing happens on a lost link."""

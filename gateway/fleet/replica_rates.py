@@ -74,8 +74,10 @@ class FleetRates:
 
     def sample(self, now: float) -> None:
         """Keep what each replica's last heartbeat says."""
-        for link in self._links:
-            if not link.up or link.hello is None or link.beat is None:
+        links = [link for link in self._links if link.up]
+        self._samples = {link: self._samples[link] for link in links if link in self._samples}
+        for link in links:
+            if link.hello is None or link.beat is None:
                 self._samples.pop(link, None)
                 continue
             samples = self._samples.setdefault(link, deque(maxlen=_SAMPLES))

@@ -1,4 +1,4 @@
-"""A replica that runs a script instead of a model: the real protocol over a Unix socket, with a journal in memory."""
+"""A replica that runs a script instead of a model: the real protocol over a socket, with a journal in memory."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _micros(since: float) -> int:
 
 
 class FakeReplica:
-    """Listens on `path`. `script` says what to do with each request."""
+    """Listens on `path`, or at `host`. `script` says what to do with each request."""
 
     def __init__(
         self,
@@ -125,8 +125,12 @@ class FakeReplica:
         name: str = "replica-0",
         context: int = 512,
         script: Callable[[Generate], Script] | Script | None = None,
+        host: str = "",
+        port: int = 0,
     ) -> None:
         self.path = path
+        self.host, self.port = host, port
+        """Where it listens instead of `path`; may be changed while it is stopped. Port 0: a free one at the start."""
         self.name = name
         self.epoch = 1
         self.version = VERSION
@@ -174,9 +178,13 @@ class FakeReplica:
 
     @property
     def address(self) -> str:
-        return f"unix:{self.path}"
+        return f"tcp:{self.host}:{self.port}" if self.host else f"unix:{self.path}"
 
     async def start(self) -> None:
+        if self.host:
+            self._server = await asyncio.start_server(self._accept, self.host, self.port)
+            self.port = self._server.sockets[0].getsockname()[1]
+            return
         self.path.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(self._accept, str(self.path))
 

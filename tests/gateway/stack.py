@@ -39,6 +39,7 @@ from gateway.services import Gateway, GatewayOptions, GatewayServices
 from prompt_cache.promise.cache_domains import CacheDomains
 from prompt_cache.promise.scope_keys import ScopeKeys
 from prompt_cache.promise.shared_prefixes import SharedPrefixes
+from protocol.service_names import Resolve, resolve_by_system
 from response_store.sealing import ThinkingSeal
 from storage.bus import LocalBus
 from storage.database.database import Database
@@ -250,7 +251,9 @@ async def running_stack(
     aliases: Mapping[str, str] | None = None,
     payments: Any = None,
     files: Path | None = None,
+    resolve: Resolve | None = None,
 ) -> AsyncIterator[Stack]:
+    """`resolve`: the replicas are those that this finds, and a test starts them itself."""
     stack = Stack()
     stack.database = await Database.open(url)
     bus = LocalBus()
@@ -273,15 +276,17 @@ async def running_stack(
         FakeReplica(folder / f"replica-{number}.sock", model.text_digest, name=f"replica-{number}", context=context)
         for number in range(replicas)
     ]
+    start_replica = start_replica and resolve is None
     stack.replica = stack.replicas[0]
     stack.spool = SlowSpool(folder / "spool", f"{name}-{time.monotonic_ns()}")
     fleet = Fleet(
-        [replica.address for replica in stack.replicas],
+        ["dns:replicas.test:7700"] if resolve else [replica.address for replica in stack.replicas],
         gateway=name,
         link_key=LINK_KEY,
         models=stack.models,
         options=fleet_options or FleetOptions(beat_timeout=2.0, backoff_most=0.1),
         epoch=stack.spool.owner,
+        resolve=resolve or resolve_by_system,
     )
     scope_keys = ScopeKeys(stack.database, b"m" * 32)
     services = GatewayServices(

@@ -16,6 +16,7 @@ from billing.spool.spool import Spool
 from file_store.blobs import FolderBlobs
 from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.fleet.fleet import Fleet
+from gateway.fleet.replica_link import FleetOptions
 from gateway.http.connections import raise_open_files_limit
 from gateway.limits.limiter import KEEP_US, LEASE_US, Limiter
 from gateway.limits.redis_buckets import RedisBuckets
@@ -85,7 +86,12 @@ async def open_gateway_services(
             settler=Settler(admin.database, spool, admin.prices),
             models=registry,
             fleet=Fleet(
-                settings.replica_addresses, gateway=name, link_key=secrets.link_key, models=registry, epoch=epoch
+                settings.replica_addresses,
+                gateway=name,
+                link_key=secrets.link_key,
+                models=registry,
+                options=FleetOptions(lookup=settings.replica_lookup),
+                epoch=epoch,
             ),
             exports=ExportJobs(admin.database, admin.prices, settings.exports, settings.export_keep_days * 86_400),
             blobs=FolderBlobs(settings.files),

@@ -10,6 +10,7 @@ import msgspec
 from protocol import frames
 from protocol.addresses import parse_address
 from protocol.replicas import Dial, Heartbeat, Hello
+from protocol.service_names import expand_service_names
 from turnpike.settings.data_folder import read_secrets
 from turnpike.settings.settings import Settings
 
@@ -78,7 +79,7 @@ async def ask_replicas(settings: Settings) -> dict[str, Probe | None]:
     """Probe the configured replicas: the address of each → what it says, None if nothing answers. Raises
     AddressError."""
     key = read_secrets(settings).link_key
-    addresses = settings.replica_addresses
+    addresses = await expand_service_names(settings.replica_addresses)
     answers = await asyncio.gather(*(probe(address, key) for address in addresses), return_exceptions=True)
     for answer in answers:
         if isinstance(answer, BaseException) and not isinstance(answer, Unreachable):

@@ -198,7 +198,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             at_most=400 * 86_400,
         ),
     ] = 30 * 86_400
-    replicas: Annotated[str, _about("replicas, separated by commas: unix:PATH or tcp:HOST:PORT", GATEWAY, ADMIN)] = ""
+    replicas: Annotated[
+        str,
+        _about(
+            "replicas, separated by commas: unix:PATH, tcp:HOST:PORT, or dns:HOST:PORT, all A or AAAA records of HOST",
+            GATEWAY,
+            ADMIN,
+        ),
+    ] = ""
+    replica_lookup: Annotated[
+        float,
+        _about("seconds between two lookups of the names in --replicas", GATEWAY, at_least=0.1, at_most=60),
+    ] = 0.5
     gateway_name: Annotated[
         str,
         _about(
