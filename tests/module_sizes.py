@@ -23,7 +23,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     ),
     "a type that several modules hand to each other, and that none of them owns": (
         *("protocol/message.py", "protocol/addresses.py", "protocol/adapters.py", "engine/options.py"),
-        "engine/foreign/foreign_run.py",
+        *("engine/foreign/foreign_run.py", "engine/execution/cuda/fused_pass.py"),
         "billing/rating/lines.py",
         *("billing/verification/findings.py", "response_store/records.py"),
         *("gateway/generation/dependencies.py", "gateway/admission/request_timeouts.py", "tracing/options.py"),
