@@ -98,7 +98,7 @@ def test_bits_are_those_of_a_request_alone(model: Path, tmp_path: Path, quantize
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CONTENTS)
 def test_logits_are_near_those_of_the_cpu(model: Path, tmp_path: Path, name: str) -> None:
-    """In fp32, as far as bf16 goes, and further from the base's."""
+    """In fp32, as far as bf16 goes, which the base's own logits show; and further from the base's."""
     prompt = [*PROMPT[:100], *INVOCATION, *PROMPT[:5]]
     stock = make_bench(model, adapters=1)
     assert stock.engine.adapters is not None
@@ -109,7 +109,10 @@ def test_logits_are_near_those_of_the_cpu(model: Path, tmp_path: Path, name: str
     recorder = recorder_of(model, tmp_path / "data", "none", 1)
     seen: list[torch.Tensor] = []
     recorder.engine.executor.runner.on_logits = lambda _, logits: seen.append(logits.float().cpu())
+    recorder.run({"base": (prompt, 1)}, 1)
+    rounding = (seen[-1][0, : len(base)] - base).norm()
     recorder.run({"a": (prompt, 1)}, 1, adapters={"a": give(recorder, name)})
     error = (seen[-1][0, : len(expected)] - expected).norm()
     assert float(error / expected.norm()) < 0.05
-    assert float(error) < 0.3 * float((base - expected).norm())
+    assert float(error) < 1.5 * float(rounding)
+    assert float(error) < float((base - expected).norm())
