@@ -20,6 +20,17 @@ class StepTimes(Protocol):
     def idles_between_steps(self) -> bool: ...
 
 
+class NoDevice:
+    """What a step loop asks of a device, where there is none here."""
+
+    def call_while_computing(self, meanwhile: Callable[[Callable[[], bool]], None]) -> None:
+        """Nothing is computed here."""
+
+    def idles_between_steps(self) -> bool:
+        """No device waits."""
+        return False
+
+
 class SteppedEngine(Protocol):
     """See `Engine`, whose methods these are. One thread makes all calls but `look_up` and `record_stall`."""
 

@@ -38,6 +38,8 @@ def check_abilities(client: EngineClient, generate: Generate) -> None:
     reasoning = generate.reasoning
     if reasoning is not None and (reasoning.budget is not None or generate.grammar is not None):
         raise Rejected("reasoning: a foreign engine knows neither its budget nor where a grammar begins after it")
+    if generate.grammar is not None and any(generate.emitted):
+        raise Rejected("grammar: a foreign engine cannot go on within one")
     if generate.adapter:
         raise Rejected("adapter: a foreign engine computes no adapters of ours", invalid="adapter")
     try:

@@ -49,7 +49,7 @@ def assemble_foreign(options: ReplicaOptions) -> AssembledEngine[ForeignEngine]:
         raise StartError(f"foreign_cache: {foreign.kind} keeps projects apart by itself")
     tokenizer = _tokenizer(options)
     vocabulary = max(tokenizer.get_vocab_size(with_added_tokens=True), _padded_vocabulary(options))
-    streams = Streams(_client(foreign), foreign.url, vocabulary, options.stall_s, foreign.key or None)
+    streams = Streams(_client(foreign, tokenizer), foreign.url, vocabulary, options.stall_s, foreign.key or None)
     try:
         facts, theirs = wait_for_engine(streams, list(PROBES), foreign.wait_s)
     except ForeignError as error:
@@ -62,6 +62,7 @@ def assemble_foreign(options: ReplicaOptions) -> AssembledEngine[ForeignEngine]:
             raise StartError(
                 f"foreign_url: {facts.name} has another tokenizer: {text!r} is {ids[:8]}…, not {ours[:8]}…"
             )
+    streams.facts = facts
     context = min(options.context or facts.context_tokens, facts.context_tokens)
     running = min(options.max_running or MOST_RUNNING, facts.running or MOST_RUNNING)
     digest = _digest(options, facts)
@@ -93,14 +94,14 @@ def assemble_foreign(options: ReplicaOptions) -> AssembledEngine[ForeignEngine]:
     )
 
 
-def _client(foreign: ForeignOptions) -> EngineClient:
+def _client(foreign: ForeignOptions, tokenizer: Tokenizer) -> EngineClient:
     match foreign.kind:
         case "vllm":
             return Vllm()
         case "sglang":
             return SGLang()
         case "llamacpp":
-            return LlamaCpp(caches=foreign.caches)
+            return LlamaCpp(lambda text: tokenizer.encode(text, add_special_tokens=False).ids, caches=foreign.caches)
 
 
 def _tokenizer(options: ReplicaOptions) -> Tokenizer:

@@ -71,10 +71,12 @@ class Chunk:
 
 
 class EngineClient(Protocol):
-    """A kind of engine. `shares`: whether its cache keeps prompts of different salts apart."""
+    """A kind of engine. `shares`: whether its cache keeps prompts of different salts apart. `counts_last`: whether what
+    was cached is told behind the end."""
 
     kind: str
     shares: bool
+    counts_last: bool
 
     async def probe(self, http: httpx.AsyncClient) -> EngineFacts:
         """What the engine is. Raises ForeignError, httpx.HTTPError."""

@@ -17,6 +17,7 @@ from engine.core.input_processor import InputProcessor, Rejected
 from engine.core.output_processor import MAX_ERROR_CHARS, Progress, StepResult
 from engine.core.parent_request import ParentRequest
 from engine.core.request_timeline import RequestTimeline
+from engine.core.stepped_engine import NoDevice
 from engine.core.timeouts import TimeoutWatch
 from engine.foreign.admission import OneProject, cache_salt, check_abilities, check_queue
 from engine.foreign.engine_client import ForeignRequest
@@ -33,20 +34,8 @@ from protocol.trace_context import trace_id_of
 
 logger = structlog.get_logger("engine.foreign.foreign_engine")
 
-_RETRY_S = 2.0
 _BLOCK = object()
 """Stands for a block of KV in a request's table: what a foreign engine holds is not known."""
-
-
-class NoExecutor:
-    """What a step loop asks of a device, where there is none here."""
-
-    def call_while_computing(self, meanwhile: Callable[[Callable[[], bool]], None]) -> None:
-        """Nothing is computed here."""
-
-    def idles_between_steps(self) -> bool:
-        """No device waits."""
-        return False
 
 
 class ForeignEngine:
@@ -68,9 +57,10 @@ class ForeignEngine:
         clock: Callable[[], float] = time.time,
         project: OneProject | None = None,
     ) -> None:
-        self.executor = NoExecutor()
+        self.executor = NoDevice()
         self.limits = limits
         self.steps = 0
+        self._beats = 0
         self.fairness = FairShare(FixedCosts(), weights=limits.lane_weights)
         self.totals = dict.fromkeys(("computed", "read", "output", "recomputed", "finished", "rejected", "errors"), 0)
         self._streams = streams
@@ -102,7 +92,7 @@ class ForeignEngine:
             if generate.id in self._requests:
                 raise Rejected(f"id: {generate.id!r} is already running")
             if not self._streams.reachable:
-                raise Rejected("the engine behind this replica does not answer", Refusal("replica", _RETRY_S))
+                raise Rejected("the engine behind this replica does not answer")  # another replica is asked
             parent = self._input.accept(msgspec.structs.replace(generate, grammar=None, reasoning=None), scopes)
             check_abilities(self._client, generate)
             if self._project is not None and not self._project.is_of(owner_of(generate.segments[-1].scope)):
@@ -236,9 +226,9 @@ class ForeignEngine:
         request.place([], 0, 0)
         self.fairness.placed(request)
         id = f"{request.id}-{request.attempt}-{request.choice}"
-        stream = Stream(
-            ForeignRequest(id, list(request.tokens), request.sampling, request.max_output, salt, generate.grammar)
-        )
+        least = min(request.max_output, max(0, request.sampling.min_tokens - request.emitted))
+        sampling = msgspec.structs.replace(request.sampling, min_tokens=least)
+        stream = Stream(ForeignRequest(id, list(request.tokens), sampling, request.max_output, salt, generate.grammar))
         self._running[request.arrival] = run = ForeignRun(request, stream)
         if not request.began:
             request.began = True
@@ -263,8 +253,7 @@ class ForeignEngine:
             if 0 < room < len(chunk.tokens) and request.output + room < request.max_output:
                 chunk, later = chunk.split(room)
                 stream.chunks.appendleft(later)
-            tokens, ended = run.wanted(self._asked[request.id][0], chunk.tokens[:room])
-            ended = ended or chunk.ended
+            tokens, ended = run.wanted(self._asked[request.id][0], () if run.ended else chunk.tokens[:room])
             if parent.waiting and request is parent.first:
                 for child in parent.release_waiting():
                     self.fairness.push(child)
@@ -273,14 +262,20 @@ class ForeignEngine:
             self._streams.taken(stream, len(chunk.tokens))
             if ended is None and request.output >= request.max_output:
                 ended = "length"
-            if ended is not None:
-                self._end_choice(parent, request, "abort" if parent.prompt_only and not request.output else ended)
+            run.ended = run.ended or ended or chunk.ended
+            if run.ended is not None and (chunk.ended is not None or not self._client.counts_last):
+                self._end_choice(parent, request, "abort" if parent.prompt_only and not request.output else run.ended)
                 return
-        if stream.over and not stream.chunks:
+        if not stream.over or stream.chunks:
+            return
+        if run.ended is not None:  # its counts did not come
+            self._end_choice(parent, request, run.ended)
+        else:
             problem = f"the engine behind this replica: {stream.problem or 'its stream ended'}"
             logger.warning("a foreign request failed", request_id=request.id, cause=problem, trace_id=parent.trace_id)
+            # What a lost engine did not finish goes on at another replica, as after an abort that nobody asked for.
             for child in parent.open():
-                self._end_choice(parent, child, "error", problem[:MAX_ERROR_CHARS])
+                self._end_choice(parent, child, "abort" if stream.lost else "error", problem[:MAX_ERROR_CHARS])
 
     def _count_prompt(self, run: ForeignRun, cached: int) -> None:
         first = run.request.choice == self._requests[run.request.id].first.choice
@@ -372,7 +367,8 @@ class ForeignEngine:
         return len(self._running)
 
     def heartbeat(self) -> Heartbeat:
-        """What gateways are told each second."""
+        """What gateways are told each second. Whether the engine answers is what can be known of its steps."""
+        self._beats += self._streams.reachable
         waiting: dict[str, int] = {}
         for request in self.fairness.waiting():
             waiting[request.lane] = waiting.get(request.lane, 0) + 1
@@ -392,7 +388,7 @@ class ForeignEngine:
             f"{name}waiting_requests": len(self.fairness),
             ENGINE_DOWN: float(not self._streams.reachable),
         }
-        return Heartbeat(self.steps, self.running, waiting, (), service=service, metrics=metrics)
+        return Heartbeat(self.steps + self._beats, self.running, waiting, (), service=service, metrics=metrics)
 
 
 def _nothing_cached(request: Request) -> int:

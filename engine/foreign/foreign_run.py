@@ -13,17 +13,19 @@ from protocol.requests import Generate
 
 @dataclass(eq=False)
 class ForeignRun:
-    """`counted`: whether its prompt is."""
+    """`counted`: whether its prompt is. `ended`: why it has all its tokens, while its counts are still to come."""
 
     request: Request
     stream: Stream
     counted: bool = False
+    ended: Ended | None = None
 
     @property
     def may_take(self) -> bool:
         """Whether something has come that may be sent, or that nothing more comes."""
+        over = self.stream.over  # first: its last chunk comes before it
         if not self.stream.chunks:
-            return self.stream.over
+            return over
         request = self.request
         return not request.max_output or not self.stream.chunks[0].tokens or not request.paused
 

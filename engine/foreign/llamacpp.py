@@ -7,7 +7,7 @@ unless the operator says that one project alone has the server (`--foreign-cache
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import httpx
@@ -26,12 +26,15 @@ from protocol.requests import TokenLogprob
 
 
 class LlamaCpp:
-    """`caches`: whether the prompt cache may be used, since all requests are of one project."""
+    """`encode`: the tokens of a text. `caches`: whether the prompt cache may be used, since all requests are of one
+    project."""
 
     kind = "llamacpp"
+    counts_last = False
 
-    def __init__(self, *, caches: bool = False) -> None:
+    def __init__(self, encode: Callable[[str], list[int]], *, caches: bool = False) -> None:
         self.shares = caches
+        self._encode = encode
 
     async def probe(self, http: httpx.AsyncClient) -> EngineFacts:
         """Context of a slot, number of slots, model."""
@@ -84,11 +87,23 @@ class LlamaCpp:
         }
 
     def read(self, event: Mapping[str, Any], request: ForeignRequest, had: int) -> Chunk:
-        """The first event has the timings, and so what was cached; the last has no tokens."""
+        """The first event has the timings, and so what was cached; the last has no tokens.
+
+        Where a token ends within a character, the server says nothing until it is whole, and then the last id alone:
+        the text is encoded again, and believed if it has as many tokens and ends with this one.
+        """
         if "error" in event:
             raise ForeignError(str(event["error"])[:300])
         timings = event.get("timings") or {}
         tokens = tuple(event["tokens"])
+        drawn = event["tokens_predicted"] - had
+        if request.max_tokens and not event["stop"] and drawn != len(tokens):
+            again = tuple(self._encode(event["content"]))
+            if len(again) != drawn or again[-1:] != tokens[-1:] or request.sampling.logprobs is not None:
+                raise ForeignError(
+                    f"{drawn} tokens were drawn and {len(tokens)} sent: it keeps back parts of characters"
+                )
+            tokens = again
         probabilities = event.get("completion_probabilities") or () if request.sampling.logprobs is not None else ()
         ended = None
         if event["stop"]:

@@ -30,6 +30,7 @@ class SGLang:
 
     kind = "sglang"
     shares = True
+    counts_last = False
 
     async def probe(self, http: httpx.AsyncClient) -> EngineFacts:
         """By `/get_server_info`."""

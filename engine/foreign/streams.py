@@ -20,7 +20,15 @@ from typing import Any
 import httpx
 import structlog
 
-from engine.foreign.engine_client import PROBE_S, Chunk, EngineClient, EngineFacts, ForeignError, ForeignRequest
+from engine.foreign.engine_client import (
+    PROBE_S,
+    Chunk,
+    Ended,
+    EngineClient,
+    EngineFacts,
+    ForeignError,
+    ForeignRequest,
+)
 
 logger = structlog.get_logger("engine.foreign.streams")
 
@@ -36,11 +44,12 @@ _DATA = "data:"
 @dataclass(eq=False)
 class Stream:
     """One request at the engine. `chunks` are taken from the left by the thread that steps; `problem` says why no
-    more will come, if it ended by itself."""
+    more will come, if it ended by itself, and `lost` whether that was the engine's end or absence."""
 
     request: ForeignRequest
     chunks: deque[Chunk] = field(default_factory=deque)
     problem: str | None = None
+    lost: bool = False
     over: bool = False
     """Whether nothing more comes."""
     had: int = 0
@@ -58,6 +67,8 @@ class Streams:
         self.client = client
         self.arrived: Callable[[], None] = _nothing
         self.reachable = True
+        self.facts: EngineFacts | None = None
+        """What the engine is to be; another one is not used."""
         self._url = url
         self._vocabulary = vocabulary
         self._stall_s = stall_s
@@ -132,14 +143,17 @@ class Streams:
         """Keep `reachable`: whether the engine answers at all."""
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
+            reachable, why = True, ""
             try:
                 assert self._http is not None
-                status = (await self._http.get("/health", timeout=PROBE_S)).status_code
-                reachable = status < httpx.codes.INTERNAL_SERVER_ERROR
-            except httpx.HTTPError:
-                reachable = False
+                (await self._http.get("/health", timeout=PROBE_S)).raise_for_status()
+                if self.facts is not None and (found := await self.client.probe(self._http)) != self.facts:
+                    reachable, why = False, f"it is {found.name} now, and was {self.facts.name}"
+            except Exception as error:  # whatever it answers: it is asked again
+                reachable, why = False, f"{type(error).__name__}: {error}"
             if reachable != self.reachable:
-                logger.warning("the engine answers again" if reachable else "the engine does not answer", url=self._url)
+                happened = "the engine answers again" if reachable else "the engine does not answer"
+                logger.warning(happened, url=self._url, cause=why)
             self.reachable = reachable
 
     def _start(self, stream: Stream) -> None:
@@ -147,6 +161,7 @@ class Streams:
 
     def _end(self, stream: Stream) -> None:
         if stream.had >= max(1, stream.request.max_tokens):
+            stream.taken = stream.had
             stream.room.set()  # its last event is on its way, and the connection can serve again
         elif stream.task is not None and not stream.task.done():
             stream.task.cancel()
@@ -167,6 +182,10 @@ class Streams:
             raise
         except ForeignError as error:
             stream.problem = str(error)
+        except (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout) as error:
+            stream.lost, stream.problem = True, f"{type(error).__name__}: {error}"
+            if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+                self.reachable = False
         except (httpx.HTTPError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             stream.problem = f"{type(error).__name__}: {error}"
         finally:
@@ -181,9 +200,14 @@ class Streams:
             if answer.status_code != httpx.codes.OK:
                 text = (await answer.aread())[:300].decode(errors="replace")
                 raise ForeignError(f"status {answer.status_code}: {text}")
+            ended: Ended | None = None
             async for event in _events(answer):
                 chunk = self.client.read(event, request, stream.had)
                 self._check(chunk, stream)
+                if ended is not None:  # what follows the end is what was counted
+                    chunk = Chunk(cached=chunk.cached, ended=ended)
+                elif chunk.ended is not None and self.client.counts_last:
+                    ended, chunk = chunk.ended, Chunk(chunk.tokens, chunk.logprobs, chunk.cached)
                 stream.had += len(chunk.tokens)
                 stream.chunks.append(chunk)
                 self.arrived()
@@ -192,6 +216,9 @@ class Streams:
                 while stream.had - stream.taken >= MOST_UNTAKEN:
                     stream.room.clear()
                     await stream.room.wait()
+            if ended is not None:
+                stream.chunks.append(Chunk(ended=ended))
+                return
         raise ForeignError("its stream ended without a reason")
 
     def _check(self, chunk: Chunk, stream: Stream) -> None:
@@ -202,7 +229,10 @@ class Streams:
             raise ForeignError(f"more than {stream.request.max_tokens} tokens came")
         if chunk.logprobs and len(chunk.logprobs) != len(chunk.tokens):
             raise ForeignError(f"{len(chunk.logprobs)} log probabilities for {len(chunk.tokens)} tokens")
-        if chunk.cached is not None and not 0 <= chunk.cached <= len(stream.request.tokens):
+        if not all(0 <= token < self._vocabulary for one in chunk.logprobs for token, _ in one.top):
+            raise ForeignError(f"log probabilities of tokens outside a vocabulary of {self._vocabulary}")
+        cached = chunk.cached
+        if cached is not None and not (type(cached) is int and 0 <= cached <= len(stream.request.tokens)):
             raise ForeignError(f"{chunk.cached} cached tokens of a prompt of {len(stream.request.tokens)}")
 
 

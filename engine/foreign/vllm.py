@@ -32,6 +32,7 @@ class Vllm:
 
     kind = "vllm"
     shares = True
+    counts_last = True
 
     async def probe(self, http: httpx.AsyncClient) -> EngineFacts:
         """By `/v1/models` and `/version`."""
@@ -78,6 +79,7 @@ class Vllm:
             "token_ids": list(request.tokens),
             "sampling_params": parameters,
             "stream": True,
+            "stream_options": {"include_usage": True},
             "cache_salt": request.salt or request.id,
         }
         return "/inference/v1/generate", body
@@ -103,17 +105,21 @@ class Vllm:
         )
 
     def aborting(self, request: ForeignRequest) -> tuple[str, Mapping[str, Any]]:
-        """By its id."""
-        return "/inference/v1/abort_requests", {"request_ids": [request.id]}
+        """By its id, before which the route puts its own name."""
+        return "/inference/v1/abort_requests", {"request_ids": [f"generate-tokens-{request.id}"]}
 
 
 def _logprob(one: Mapping[str, Any], top: int) -> TokenLogprob:
-    # Where text is not wanted, a token stands as `token_id:N`.
+    # Where text is not wanted, a token has its id, or stands as `token_id:N`.
     likeliest = tuple(
-        (int(str(each["token"]).removeprefix("token_id:")), max(-9999.0, float(each["logprob"])))
+        (int(str(each.get("token_id", each.get("token"))).removeprefix("token_id:")), _bounded(each["logprob"]))
         for each in (one.get("top_logprobs") or ())[:top]
     )
-    return TokenLogprob(max(-9999.0, float(one["logprob"])), likeliest)
+    return TokenLogprob(_bounded(one["logprob"]), likeliest)
+
+
+def _bounded(logprob: float) -> float:
+    return max(-9999.0, float(logprob))
 
 
 def _structure(text: str | None) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ sends nothing more has KV there too.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from weakref import WeakKeyDictionary
 
 import structlog
@@ -33,10 +33,10 @@ class ForgottenScopes:
         self,
         keys: ScopeKeys,
         domains: CacheDomains,
-        links: Iterable[ReplicaLink],
+        links: Sequence[ReplicaLink],
         pause: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(_EVERY_S),
     ) -> None:
-        self._keys, self._domains, self._links, self._pause = keys, domains, tuple(links), pause
+        self._keys, self._domains, self._links, self._pause = keys, domains, links, pause
         self._since: int | None = None
         self._seen: set[ChangedKey] = set()
         """What the last look told, some of which the next will tell again."""

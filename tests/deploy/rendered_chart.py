@@ -136,6 +136,17 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no gateways": (gateway(replicas=0), "/gateway/replicas"),
     "no replicas": (demo(replicas=0), "/engines/demo/replicas"),
     "no workers": ({"worker": {"replicas": 0}}, "/worker/replicas"),
+    "a name too long for pods": (
+        {
+            "fullnameOverride": "llm-production-eu-west-1-turnpike",
+            "engines": {"llama-3-70b-instruct": {"model": "/app/m"}},
+        },
+        "longer than 52 characters",
+    ),
+    "an engine of others that cannot be reached": (
+        demo(settings={"foreign": "vllm", "foreign_url": "http://vllm:8000"}),
+        "networkPolicy.engineEgress is empty",
+    ),
     "journal in emptyDir": (demo(storage={"emptyDir": True}), "engines.demo.storage.emptyDir loses the journal"),
     "all journals in emptyDir": ({"engineDefaults": {"storage": {"emptyDir": True}}}, "emptyDir loses the journal"),
     "spool in emptyDir": ({"sharedStorage": {"emptyDir": True}}, "sharedStorage.emptyDir loses usage"),

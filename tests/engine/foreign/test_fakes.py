@@ -72,14 +72,16 @@ def sglang_event(tokens: list[int], count: int, reason: str | None = None, cache
 @pytest.mark.parametrize(
     "usage",
     [
-        [None, {"prompt_tokens": 20, "prompt_tokens_details": {"cached_tokens": 16}}],
-        [{"prompt_tokens_details": {"cached_tokens": 16}}] * 2,
-        [{"prompt_tokens_details": {"cached_tokens": 16}}, {"prompt_tokens_details": None}],
+        [None, None, {"prompt_tokens": 20, "prompt_tokens_details": {"cached_tokens": 16}}],
+        [{"prompt_tokens_details": {"cached_tokens": 16}}] * 3,
+        [{"prompt_tokens_details": {"cached_tokens": 16}}, {"prompt_tokens_details": None}, None],
     ],
-    ids=["last", "twice", "then null"],
+    ids=["behind the end", "each time", "then null"],
 )
 async def test_vllm_reads_and_counts(usage: list[object]):
-    events = [vllm_event([1, 2], None, usage[0]), vllm_event([3], "length", usage[1])]
+    events: list[Any] = [vllm_event([1, 2], None, usage[0]), vllm_event([3], "length", usage[1])]
+    if usage[2] is not None:
+        events += [0.05, {"choices": [], "usage": usage[2]}]
     async with engine_of(Vllm(), "/inference/v1/generate", lambda _: events) as (engine, fake):
         done, tokens = await run(engine, request(most=3, seed=7, logit_bias={5: 1.5}, stop_tokens=(9,)))
         (body,) = fake.bodies("/inference/v1/generate")
@@ -123,6 +125,7 @@ async def test_what_may_not_be_shared_has_a_salt_of_its_own():
         ([vllm_event([1, True])], "vocabulary"),
         ([vllm_event([1, 2, 3, 4, 5, 6])], "more than 5"),
         ([vllm_event([1], None, {"prompt_tokens_details": {"cached_tokens": 21}})], "cached"),
+        ([vllm_event([1], None, {"prompt_tokens_details": {"cached_tokens": 16.0}})], "cached"),
         ([vllm_event([1], "abort")], "abort"),
         ([vllm_event([1])], "without a reason"),
         ([{"error": {"message": "no memory"}}], "no memory"),
@@ -160,7 +163,7 @@ async def test_an_aborted_request_is_closed_and_aborted_by_its_id():
         (body,) = fake.bodies("/inference/v1/generate")
     assert isinstance(done, Done)
     assert (done.reason, done.counts.output) == ("abort", 1)
-    assert abort == {"request_ids": [body["request_id"]]}
+    assert abort == {"request_ids": [f"generate-tokens-{body['request_id']}"]}
 
 
 async def test_an_engine_quicker_than_its_reader_is_not_read_on():
@@ -175,6 +178,32 @@ async def test_an_engine_quicker_than_its_reader_is_not_read_on():
         assert tokens == 10
         assert run_.stream.had <= MOST_UNTAKEN + 64
         engine.abort("a")
+
+
+async def test_what_is_left_of_an_earlier_attempt_is_asked_for():
+    events = [vllm_event([1, 2], "length")]
+    async with engine_of(Vllm(), "/inference/v1/generate", lambda _: events) as (engine, fake):
+        done, _ = await run(engine, request(most=5, min_tokens=5, emitted=([7, 8, 9],)))
+        (body,) = fake.bodies("/inference/v1/generate")
+    assert body["token_ids"] == [*PROMPT, 7, 8, 9]
+    assert (body["sampling_params"]["max_tokens"], body["sampling_params"]["min_tokens"]) == (2, 2)
+    assert done.counts.output == 5
+
+
+async def test_another_model_behind_the_address_is_not_used(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("engine.foreign.streams.CHECK_EVERY_S", 0.02)
+    answers: dict[str, Any] = {"/v1/models": {"data": [{"id": "a", "max_model_len": 64}]}, "/version": {"version": "1"}}
+    async with FakeEngine(answers, {}) as fake:
+        streams = Streams(Vllm(), fake.url, 100, stall_s=1.0)
+        streams.facts, _ = await asyncio.to_thread(streams.probe, [])
+        for served, reachable in (("b", False), ("a", True)):
+            answers["/v1/models"] = {"data": [{"id": served, "max_model_len": 64}]}
+            for _ in range(200):
+                if streams.reachable == reachable:
+                    break
+                await asyncio.sleep(0.02)
+            assert streams.reachable == reachable
+        await asyncio.to_thread(streams.close, 1.0)
 
 
 async def test_lanes_decide_who_waits():

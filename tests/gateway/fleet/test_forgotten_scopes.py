@@ -124,6 +124,22 @@ async def test_replicas_hear_of_a_changed_policy_without_a_request(database: Dat
     assert (away.forgot, away.introduced) == ([name], [])
 
 
+async def test_a_replica_that_comes_later_is_told(database: Database) -> None:
+    """As those that are found by DNS do: there is none when the gateway starts."""
+    links: list[Any] = []
+    keys = ScopeKeys(database, b"m" * 32)
+    domains = CacheDomains(b"s" * 32, keys, retention=60.0)
+    relay = ForgottenScopes(keys, domains, links)
+    await domains.prepare(TENANT, PROJECT)
+    scope = domains.project(TENANT, PROJECT)
+    await keys.destroy(TENANT, PROJECT, "asked by its owner")
+    await relay.look()
+    late = Link()
+    links.append(late)
+    relay.tell()
+    assert late.forgot == [scope.scope]
+
+
 async def test_a_project_is_forgotten_under_a_running_gateway(stack: Stack) -> None:
     """Another process destroys its key: the replica hears of it, and the next request has another scope and key."""
 

@@ -42,6 +42,12 @@
 {{- $engine := include "turnpike.engine" (dict "root" $ "spec" $spec) | fromYaml -}}
 {{- $path := printf "engines.%s" $name -}}
 {{- $_ := set $roles $path $engine -}}
+{{- if gt (len (printf "%s-%s" (include "turnpike.fullname" $) $name)) 52 -}}
+{{- $wrong = append $wrong (printf "%s: its StatefulSet's name would be longer than 52 characters, which Kubernetes makes no pods for: set fullnameOverride" $path) -}}
+{{- end -}}
+{{- if and (get (default dict $engine.settings) "foreign") $v.networkPolicy.enabled (not $v.networkPolicy.engineEgress) -}}
+{{- $wrong = append $wrong (printf "%s.settings.foreign: networkPolicy.engineEgress is empty, so that it reaches no engine" $path) -}}
+{{- end -}}
 {{- if not $engine.model -}}
 {{- $wrong = append $wrong (printf "%s.model is missing: the folder of its model in the container" $path) -}}
 {{- end -}}
