@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from engine.adapters.adapter_residency import AdapterResidency
 from engine.adapters.adapter_weights import Prepare
 from engine.scheduling.adapter_slots import AdapterSlots
 from model_files.adapter_config import AdapterRefused
@@ -163,4 +165,6 @@ def adapters_of(
 ) -> Adapters:
     """Adapters of a model whose runner computes them. `base`: what tells the model from others. `run_beside`: as of
     `AdapterSlots`."""
-    return Adapters(AdapterStore(prepare, base, most_bytes), AdapterSlots(slots, run_beside))
+    return Adapters(
+        AdapterStore(prepare, base, most_bytes), AdapterSlots(slots, run_beside, AdapterResidency(), time.perf_counter)
+    )

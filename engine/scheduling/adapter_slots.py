@@ -11,14 +11,13 @@ a flow gets at most half, so that one tenant's many adapters do not keep out tho
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from engine.scheduling.adapter_residency import AdapterResidency
 from engine.scheduling.request import Request
+from protocol.adapters import ResidentAdapter
 
 MOST_OVERTAKES = 64
 
@@ -50,6 +49,33 @@ class _Slot:
         return bool(self.holders) or self.weights is None
 
 
+class Residency(Protocol):
+    """Counts how long each adapter has a slot. The core has no clock of its own."""
+
+    def begin(self, name: str) -> None:
+        """The adapter of this name has a slot from now on."""
+        ...
+
+    def end(self, name: str) -> None:
+        """It has none any more."""
+        ...
+
+    def report(self) -> tuple[ResidentAdapter, ...]:
+        """What is to be told of all."""
+        ...
+
+
+class NoResidency:
+    """Where nobody asks."""
+
+    def begin(self, name: str) -> None: ...
+
+    def end(self, name: str) -> None: ...
+
+    def report(self) -> tuple[ResidentAdapter, ...]:
+        return ()
+
+
 def at_once(work: Callable[[], None]) -> None:
     """Do some work before going on."""
     work()
@@ -58,7 +84,14 @@ def at_once(work: Callable[[], None]) -> None:
 class AdapterSlots:
     """At most `most` adapters at a time. Called in the engine's thread; `wake` is called in any."""
 
-    def __init__(self, most: int, run_beside: Callable[[Callable[[], None]], None] = at_once) -> None:
+    def __init__(
+        self,
+        most: int,
+        run_beside: Callable[[Callable[[], None]], None] = at_once,
+        residency: Residency | None = None,
+        clock: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`clock`: seconds, of which it is told how long weights take."""
         self.most = most
         self.most_of_a_flow = max(1, most // 2)
         self.wake: Callable[[], None] = lambda: None
@@ -68,8 +101,9 @@ class AdapterSlots:
         """Seconds that this took in all."""
         self.evictions = 0
         """How often an adapter gave its slot to another one."""
-        self.residency = AdapterResidency()
+        self.residency: Residency = NoResidency() if residency is None else residency
         self._run_beside = run_beside
+        self._clock = clock
         self._slots: dict[str, _Slot] = {}
         """By name; those used longest ago first."""
         self._waiting: dict[int, Request] = {}
@@ -198,12 +232,12 @@ class AdapterSlots:
 
     def _load(self, adapter: Adapter) -> None:
         """Runs in another thread. Weights that cannot be made are an error, which fails the requests that use them."""
-        began = time.monotonic()
+        began = self._clock()
         try:
             weights = adapter.load()
         except Exception as error:
             weights = error
-        self._loaded.append((adapter.name, weights, time.monotonic() - began))
+        self._loaded.append((adapter.name, weights, self._clock() - began))
         self.wake()
 
     def _take_loaded(self) -> None:

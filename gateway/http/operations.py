@@ -85,6 +85,14 @@ Answer: TypeAlias = Any
 """A `Shape`, `Files`, a tuple of both, `Events`, or None for an answer without a body."""
 
 
+class ErrorForm(Struct, frozen=True):
+    """How errors of an operation are written: media type, JSON schema, an example."""
+
+    media_type: str
+    schema: Mapping[str, Any]
+    example: Any
+
+
 class Operation(Struct, frozen=True, kw_only=True):
     """What `describes` was told."""
 
@@ -101,6 +109,7 @@ class Operation(Struct, frozen=True, kw_only=True):
     summary: str | None = None
     operation_id: str | None = None
     deprecated: bool = False
+    error_form: ErrorForm | None = None
 
 
 def describes(
@@ -119,6 +128,7 @@ def describes(
     summary: str | None = None,
     operation_id: str | None = None,
     deprecated: bool = False,
+    error_form: ErrorForm | None = None,
 ) -> dict[str, Any]:
     """A handler's `opt` that describes its operation, merged with that of its policy: `demands(…) | describes(…)`.
 
@@ -126,7 +136,7 @@ def describes(
     `body_required`: false where an empty body is taken for `{}`; `body_type`: its media type. `errors`: codes of errors
     beside those that follow from the rest, with their status as OpenAI's dialect has it. `answer_headers`: name -> what
     it says. `path`: examples of path parameters whose names are not common. `tags`: groups, else the object of the
-    policy's permission.
+    policy's permission. `error_form`: how errors are written that no dialect of ours writes.
     """
     answers = dict(answer) if isinstance(answer, Mapping) else {status: answer}
     operation = Operation(
@@ -143,6 +153,7 @@ def describes(
         summary=summary,
         operation_id=operation_id,
         deprecated=deprecated,
+        error_form=error_form,
     )
     return {OPERATION: operation}
 

@@ -188,7 +188,12 @@ class _OperationWriter:
         errors = error_codes(operation, policy, route.method, route.path)
         written["responses"] = {
             **{str(status): self._answer(operation, status, name) for status in sorted(operation.answers)},
-            **error_answers(errors, route.dialects, {key: self._schemas.of(kind) for key, kind in _ENVELOPES.items()}),
+            **error_answers(
+                errors,
+                route.dialects,
+                {key: self._schemas.of(kind) for key, kind in _ENVELOPES.items()},
+                operation.error_form,
+            ),
         }
         return written
 

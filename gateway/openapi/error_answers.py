@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway.errors import GatewayError
 from gateway.generation_request import Dialect
-from gateway.http.operations import Operation
+from gateway.http.operations import ErrorForm, Operation
 from gateway.http.policies import ADMIN_PATH, Policy
 from gateway.http.responses import ERROR_BODIES
 from gateway.openapi.examples import shown
@@ -79,10 +79,18 @@ def error_codes(operation: Operation, policy: Policy, method: str, path: str) ->
 
 
 def error_answers(
-    codes: Mapping[int, Sequence[str]], dialects: Sequence[Dialect], schemas: Mapping[Dialect, Any]
+    codes: Mapping[int, Sequence[str]],
+    dialects: Sequence[Dialect],
+    schemas: Mapping[Dialect, Any],
+    form: ErrorForm | None = None,
 ) -> dict[str, Any]:
-    """The document's answers of these errors. `schemas`: of each dialect's envelope."""
+    """The document's answers of these errors. `schemas`: of each dialect's envelope; `form`: what takes its place."""
     answers: dict[str, Any] = {}
+    if form is not None:
+        for status, listed in codes.items():
+            answers[str(status)] = answer = _answer(status, listed)
+            answer["content"][form.media_type] = {"schema": form.schema, "example": form.example}
+        return dict(sorted(answers.items()))
     for status, listed in codes.items():
         for dialect in dialects:
             shown_status = ERROR_BODIES[dialect].status_of(status)

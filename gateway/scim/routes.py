@@ -17,7 +17,7 @@ from litestar.handlers import HTTPRouteHandler
 from audit_log.actors import Actor, acting_as
 from gateway.endpoints.request_body import read_signed_body
 from gateway.http.authentication import api_key
-from gateway.http.operations import describes, files
+from gateway.http.operations import ErrorForm, describes, files
 from gateway.http.policies import public
 from gateway.http.sessions import CookieJar
 from gateway.request_context import request_context
@@ -37,6 +37,21 @@ Work: TypeAlias = Callable[[Request[Any, Any, Any], UUID, str], Awaitable[Answer
 _PEOPLE = {"username": "username", "externalid": "externalid", "id": "id", "active": "active"}
 _PEOPLE |= dict.fromkeys(("emails", "emails.value"), "emails")
 _GROUPS = {"displayname": "displayname", "externalid": "externalid", "id": "id"}
+_ERROR = ErrorForm(
+    _MEDIA_TYPE,
+    {
+        "type": "object",
+        "required": ["schemas", "status", "detail"],
+        "properties": {
+            "schemas": {"type": "array", "items": {"type": "string"}},
+            "status": {"type": "string"},
+            "detail": {"type": "string"},
+            "scimType": {"type": "string"},
+        },
+    },
+    {"schemas": [f"{MESSAGES}:Error"], "status": "401", "detail": "send the token of the tenant's directory"},
+)
+"""RFC 7644, section 3.12."""
 _FILE = files(_MEDIA_TYPE, description="A SCIM resource or message.", example="{}")
 
 
@@ -199,6 +214,7 @@ def _route(
         errors={"not_authenticated": 401, "too_many_attempts": 429},
         tags=("scim",),
         operation_id=name,
+        error_form=_ERROR,
     )
     handler: HTTPRouteHandler = method(path, status_code=status, opt=public() | says)(handling)
     return handler

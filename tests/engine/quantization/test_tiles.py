@@ -154,5 +154,5 @@ def test_weights_are_kept_in_tiles_where_a_kernel_multiplies_them(monkeypatch: p
     assert kept_in_tiles("llama", "auto", like, lambda: 1 << 60) == "scratch"
     assert kept_in_tiles("llama", "packed", like, lambda: 1) == "scratch"
     assert kept_in_tiles("llama", "decoded", like, lambda: 1) == "none"
-    assert kept_in_tiles("gemma2", "auto", like, lambda: 1) == "none"
+    assert kept_in_tiles("starcoder2", "auto", like, lambda: 1) == "none"
     assert kept_in_tiles("llama", "auto", like.float(), lambda: 1) == "none"

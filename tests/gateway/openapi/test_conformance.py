@@ -69,7 +69,9 @@ def problems_of(answer: Any, written: Mapping[str, Any]) -> Iterator[str]:
     if status >= 500 and status not in EXPECTED:
         yield f"a server error: {answer.text[:300]}"
     if status >= 400 and str(status) in written["responses"]:
-        error = answer.json()["error"]
+        error = answer.json().get("error")
+        if not isinstance(error, dict):  # another protocol's form, such as SCIM's, which its schema says
+            return
         code = error.get("code", error.get("details", {}).get("error_code"))
         known = written["responses"][str(status)]["x-error-codes"]
         if code is not None and code not in known:

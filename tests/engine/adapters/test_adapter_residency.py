@@ -7,7 +7,7 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.scheduling.adapter_residency import HOUR_S, REPORTED_S, AdapterResidency
+from engine.adapters.adapter_residency import HOUR_S, REPORTED_S, AdapterResidency
 
 START = 1_795_000_000 // HOUR_S * HOUR_S
 
