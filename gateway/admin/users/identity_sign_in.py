@@ -163,6 +163,16 @@ def check_own_account(request: Request[Any, Any, Any]) -> None:
         raise refused(IdentityRefused("bound_session"))
 
 
+def check_not_by_link(request: Request[Any, Any, Any]) -> None:
+    """Raise NotAllowed in a session that a link opened: others may have made the link, and what lets somebody in would
+    outlive it."""
+    if session_of(request.scope).session.by_link:
+        raise NotAllowed(
+            "A link opened this session. Sign in with your password, a passkey or your identity provider first.",
+            code="confirmation_required",
+        )
+
+
 def identity_sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     return [*_provider_routes(gateway), *_passkey_routes(gateway)]
@@ -237,6 +247,8 @@ def _provider_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR09
         session that has proven you lately."""
         body = await read_public_body(request, timeout, _OWN)
         signed_in = session_of(request.scope)
+        if body.purpose == "link":
+            check_not_by_link(request)
         if body.purpose == "link" and not signed_in.fresh:
             raise NotAllowed(
                 "Prove first that it is you: POST /admin/v1/session/confirm.", code="confirmation_required"
@@ -351,6 +363,7 @@ def _passkey_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     async def begin_new_passkey(request: Request[Any, Any, Any]) -> Response[bytes]:
         """What to ask the authenticator that is to make a passkey."""
         check_own_account(request)
+        check_not_by_link(request)
         with identity_errors():
             return asked(
                 request,
@@ -371,6 +384,7 @@ def _passkey_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     async def add_passkey(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Keep the passkey that the authenticator made."""
         check_own_account(request)
+        check_not_by_link(request)
         body = await read_public_body(request, timeout, _NEW_PASSKEY)
         with identity_errors():
             facts = await passkeys.register(
