@@ -202,7 +202,7 @@ async def test_break_glass_ends_with_the_role(stack: Stack, owner: Browser, idp:
     async with browser_of(stack) as browser:
         await browser.sign_in("bob@acme.example")
         assert (await browser.get("/users/me"))["memberships"]
-        await owner.call("PATCH", f"/tenants/demo/members/{bobs}", {"role": "viewer"})
+        await owner.call("PUT", f"/tenants/demo/members/{bobs}", {"role": "viewer"})
         assert (await browser.get("/users/me"))["memberships"] == []
     assert (await owner.get(at))["break_glass"] == [user_public_id(ann.id)]
 
