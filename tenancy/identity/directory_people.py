@@ -20,7 +20,7 @@ from audit_log.record import record_change
 from storage.database.base import from_instant, new_id, to_instant
 from storage.database.database import Database
 from tenancy.identity.directories import Directories
-from tenancy.identity.directory_roles import end_membership, give_directory_roles
+from tenancy.identity.directory_roles import end_membership, give_directory_roles, locked_people
 from tenancy.identity.tables import (
     DirectoryGroup,
     DirectoryMember,
@@ -323,12 +323,9 @@ class DirectoryPeople:
 
     async def _locked_people(
         self, session: AsyncSession, tenant_id: UUID, people: Collection[UUID]
-    ) -> Sequence[DirectoryUser]:
-        """These people, locked in one order, so that two groups that change at once never wait for each other."""
-        query = select(DirectoryUser).where(DirectoryUser.tenant_id == tenant_id, DirectoryUser.id.in_(people))
-        locked = self._database.locked(query.order_by(DirectoryUser.id)).execution_options(populate_existing=True)
-        rows: Sequence[DirectoryUser] = (await session.execute(locked)).scalars().all()
-        return rows
+    ) -> list[DirectoryUser]:
+        which = (DirectoryUser.tenant_id == tenant_id) & DirectoryUser.id.in_(people)
+        return await locked_people(session, self._database, which)
 
     async def _announce(self, users: Sequence[UUID]) -> None:
         for user_id in users:

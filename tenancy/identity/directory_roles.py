@@ -45,18 +45,19 @@ async def directory_may_take_all(session: AsyncSession, tenant_id: UUID, user_id
     return all(may_take(by, one.role, tenant_id, one.project_id) for one in roles)
 
 
-async def locked_person(session: AsyncSession, database: Database, which: ColumnElement[bool]) -> DirectoryUser | None:
-    """The one person of whom this is true as it is now, locked; None of none and of several. A person's row is locked
-    before those of its account."""
+async def locked_people(
+    session: AsyncSession, database: Database, which: ColumnElement[bool], most: int | None = None
+) -> list[DirectoryUser]:
+    """The people of whom this is true as they are now, at most so many, locked in one order, so that two changes at once never wait for
+    each other. A person's row is locked before those of its account."""
     await session.flush()
-    query = database.locked(select(DirectoryUser).where(which).order_by(DirectoryUser.id).limit(2))
-    rows = list((await session.execute(query.execution_options(populate_existing=True))).scalars())
-    return rows[0] if len(rows) == 1 else None
+    query = database.locked(select(DirectoryUser).where(which).order_by(DirectoryUser.id).limit(most))
+    return list((await session.execute(query.execution_options(populate_existing=True))).scalars())
 
 
 async def give_directory_roles(session: AsyncSession, database: Database, person: DirectoryUser, now: int) -> None:
     """Give a bound person who is active the roles that the directory says. The caller announces the change."""
-    await locked_person(session, database, DirectoryUser.id == person.id)  # who is leaving meanwhile gets nothing back
+    await locked_people(session, database, DirectoryUser.id == person.id)  # who is leaving meanwhile gets nothing back
     directory = await session.get(Directory, person.tenant_id)
     if directory is None or person.user_id is None or not person.active:
         return

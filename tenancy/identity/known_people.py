@@ -19,7 +19,7 @@ from audit_log.record import record_change
 from storage.database.base import from_instant, new_id, to_instant
 from storage.database.database import Database
 from storage.free_text import NAME
-from tenancy.identity.directory_roles import directory_may_take_all, give_directory_roles, locked_person
+from tenancy.identity.directory_roles import directory_may_take_all, give_directory_roles, locked_people
 from tenancy.identity.given_roles import add_role, set_given_roles
 from tenancy.identity.id_tokens import Claims
 from tenancy.identity.providers import Provider
@@ -235,10 +235,11 @@ class KnownPeople:
     ) -> DirectoryUser | None:
         """The person in the tenant's directory who this user is, bound and locked. Raises IdentityRefused."""
         own = (DirectoryUser.tenant_id == provider.tenant_id) & (DirectoryUser.user_id == user_id)
-        listed = await locked_person(session, self._database, own) or await self._listed(session, provider, claims)
+        bound = await locked_people(session, self._database, own)
+        listed = bound[0] if bound else await self._listed(session, provider, claims)
         if listed is None:
             return None
-        if not listed.active:
+        if not all(one.active for one in (*bound, listed)):
             raise IdentityRefused("left")
         if listed.user_id not in (None, user_id):
             raise IdentityRefused("already_linked")
@@ -255,7 +256,9 @@ class KnownPeople:
         same: ColumnElement[bool] = DirectoryUser.external_id.in_(ids)
         if claims.get("email_verified") is True and _email(claims):
             same |= (DirectoryUser.user_name == _email(claims)) | (func.lower(DirectoryUser.email) == _email(claims))
-        return await locked_person(session, self._database, (DirectoryUser.tenant_id == provider.tenant_id) & same)
+        same &= DirectoryUser.tenant_id == provider.tenant_id
+        found = await locked_people(session, self._database, same, most=2)
+        return found[0] if len(found) == 1 else None
 
 
 def _known_by(provider: Provider, claims: Claims) -> ColumnElement[bool]:
