@@ -48,8 +48,8 @@ async def directory_may_take_all(session: AsyncSession, tenant_id: UUID, user_id
 async def locked_people(
     session: AsyncSession, database: Database, which: ColumnElement[bool], most: int | None = None
 ) -> list[DirectoryUser]:
-    """The people of whom this is true as they are now, at most so many, locked in one order, so that two changes at once never wait for
-    each other. A person's row is locked before those of its account."""
+    """The people of whom this is true as they are now, at most so many, locked in one order, so that two changes at
+    once never wait for each other. A person's row is locked before those of its account."""
     await session.flush()
     query = database.locked(select(DirectoryUser).where(which).order_by(DirectoryUser.id).limit(most))
     return list((await session.execute(query.execution_options(populate_existing=True))).scalars())
