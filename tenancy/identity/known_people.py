@@ -108,6 +108,8 @@ class KnownPeople:
             raise IdentityRefused("account_exists")
         elif listed is not None:
             await _check_reach(session, listed, user_here, own_address)
+        if provider.tenant_id is not None:  # the person is locked before the account is named, as where somebody leaves
+            await self._joined(session, provider, claims, user_here.id)
         await self._add(session, provider, claims, user_here.id, now)
         return user_here
 
