@@ -21,6 +21,8 @@ _TERM = re.compile(
 )
 _AND = re.compile(r"and\b", re.IGNORECASE)
 _MOST_FILTER, _MOST_OPERATIONS = 2_000, 1_000
+_MOST_VALUES = 100
+"""Of a list that operations look through, also between them. Members are found by their ids."""
 
 
 class ScimRefused(Exception):
@@ -39,7 +41,11 @@ def read_filter(text: str) -> dict[str, Any]:
     at = 0
     while len(text) <= _MOST_FILTER and (term := _TERM.match(text, at)):
         name = term["name"].rpartition(":")[2].lower()
-        terms[name] = msgspec.json.decode(term["value"] if term["value"][0] == '"' else term["value"].lower())
+        value = term["value"] if term["value"][0] == '"' else term["value"].lower()
+        try:
+            terms[name] = msgspec.json.decode(value)
+        except msgspec.DecodeError as error:
+            raise ScimRefused(400, f"{value[:100]} is no text", "invalidFilter") from error
         at = term.end()
         if at == len(text):
             return terms
@@ -51,25 +57,31 @@ def read_filter(text: str) -> dict[str, Any]:
 
 def apply_patch(resource: Resource, operations: Any, schema: str) -> Resource:
     """The resource after these operations. Raises ScimRefused."""
-    changed = {**resource}
-    if not isinstance(operations, list) or not 0 < len(operations) <= _MOST_OPERATIONS:
-        raise ScimRefused(400, f"Operations: name 1 to {_MOST_OPERATIONS}", "invalidSyntax")
+    members = {one["value"]: one for one in resource.get("members", ())}
+    changed = {**resource, "members": members}
+    if not isinstance(operations, list) or not operations:
+        raise _wrong_count()
+    count = 0
     for one in operations:
         lowered = {str(name).lower(): value for name, value in one.items()} if isinstance(one, dict) else {}
         verb, path, value = str(lowered.get("op", "")).lower(), lowered.get("path"), lowered.get("value")
         if verb not in ("add", "replace", "remove"):
             raise ScimRefused(400, "op: one of add, replace and remove", "invalidSyntax")
+        count += max(1, len(value)) if not path and isinstance(value, dict) else 1
+        if count > _MOST_OPERATIONS:
+            raise _wrong_count()
         if path:
             _apply(changed, verb, str(path), value, schema)
         elif verb == "remove":
             raise ScimRefused(400, "remove needs a path", "noTarget")
         elif isinstance(value, dict):
             for name, inner in value.items():
-                if name not in ("schemas", "id", "meta"):
-                    _apply(changed, verb, str(name), inner, schema)
+                if name.lower() not in ("schemas", "id", "meta"):
+                    _apply(changed, verb, name, inner, schema)
         else:
             raise ScimRefused(400, "without a path the value is an object", "invalidValue")
-    return changed
+    del changed["members"]
+    return {**changed, "members": list(members.values())} if members else changed
 
 
 def select_attributes(resource: Resource, wanted: str, unwanted: str) -> Resource:
@@ -98,17 +110,32 @@ def _apply(resource: Resource, verb: str, path: str, value: Any, schema: str) ->
         part = sub_attribute_names(schema, name).get(part.lower())
         if part is None:
             return
-    if name in MULTI_VALUED:
-        _apply_to_list(resource, verb, name, matched["filter"], part=part, value=value)
-    elif matched["filter"] is not None:
-        raise ScimRefused(400, f"{name} has one value", "invalidPath")
+    else:
+        value = _cut(value, sub_attribute_names(schema, name))
+    terms = None if matched["filter"] is None else read_filter(matched["filter"])
+    if terms is not None and (name not in MULTI_VALUED or not terms.keys() <= sub_attribute_names(schema, name).keys()):
+        raise ScimRefused(400, f"{path[:100]!r}: {name} has no values to find by this", "invalidPath")
+    if name == "members":
+        _apply_to_members(resource["members"], verb, terms, part, value)
+    elif name in MULTI_VALUED:
+        _apply_to_list(resource, verb, name, terms, part=part, value=value)
     else:
         _apply_to_one(resource, verb, name, part, value)
 
 
+def _cut(value: Any, parts: Mapping[str, str]) -> Any:
+    """The value without parts that are not kept, and with the names of the others as they are written."""
+    if isinstance(value, list):
+        return [_cut(one, parts) for one in value if not isinstance(one, list)]
+    if isinstance(value, dict):
+        return {parts[name.lower()]: inner for name, inner in value.items() if name.lower() in parts}
+    return value
+
+
 def _apply_to_one(resource: Resource, verb: str, name: str, part: str | None, value: Any) -> None:
     if part is not None:
-        inner = {**(resource.get(name) or {})}
+        present = resource.get(name)
+        inner = {**present} if isinstance(present, dict) else {}
         if verb == "remove":
             inner.pop(part, None)
         else:
@@ -122,32 +149,51 @@ def _apply_to_one(resource: Resource, verb: str, name: str, part: str | None, va
         resource[name] = value
 
 
+def _apply_to_members(
+    members: dict[str, Resource], verb: str, terms: Mapping[str, Any] | None, part: str | None, value: Any
+) -> None:
+    """Change members, by their ids: groups are large, and so are changes of them."""
+    if part is not None:
+        raise ScimRefused(400, "members are added and removed; their parts do not change", "mutability")
+    if terms is not None and terms.keys() != {"value"}:
+        raise ScimRefused(400, 'members are found by value eq "…"', "invalidFilter")
+    given = _as_list(value) if terms is None else [{**terms}]
+    if (verb == "replace" and terms is None) or (verb == "remove" and not given):
+        members.clear()
+    for one in given:
+        if not isinstance(one.get("value"), str):
+            raise ScimRefused(400, "members: each has the id of a person as its value", "invalidValue")
+        if verb == "remove":
+            members.pop(one["value"], None)
+        else:
+            members[one["value"]] = one
+
+
 def _apply_to_list(
-    resource: Resource, verb: str, name: str, condition: str | None, *, part: str | None, value: Any
+    resource: Resource, verb: str, name: str, terms: Mapping[str, Any] | None, *, part: str | None, value: Any
 ) -> None:
     present = [{**one} for one in resource.get(name) or [] if isinstance(one, dict)]
-    if condition is None and part is None:
+    if len(present) > _MOST_VALUES:
+        raise ScimRefused(400, f"{name}: {_MOST_VALUES} at most", "invalidValue")
+    if terms is None and part is None:
         resource[name] = _whole_list(verb, present, value)
         return
-    terms = {} if condition is None else read_filter(condition)
+    terms = terms or {}
     if verb == "remove":
         resource[name] = (
             [one for one in present if not _fits(one, terms)] if part is None else _each(present, terms, _drop(part))
         )
         return
     new = {part: value} if part is not None else value
-    if not isinstance(new, dict):
-        raise ScimRefused(400, f"{name}: a value is an object", "invalidValue")
+    if not isinstance(new, dict) or isinstance(new.get("value"), dict | list):
+        raise ScimRefused(400, f"{name}: a value is an object of texts", "invalidValue")
     if not any(_fits(one, terms) for one in present):
         present.append({**terms})
     resource[name] = _one_primary(_each(present, terms, lambda one: {**one, **new}), new)
 
 
 def _whole_list(verb: str, present: list[Resource], value: Any) -> list[Resource]:
-    given = [
-        one if isinstance(one, dict) else {"value": one} for one in (value if isinstance(value, list) else [value])
-    ]
-    given = [one for one in given if one != {"value": None}]
+    given = _as_list(value)
     keys = {one.get("value") for one in given}
     if verb == "remove":
         return [one for one in present if one.get("value") not in keys] if given else []
@@ -155,6 +201,19 @@ def _whole_list(verb: str, present: list[Resource], value: Any) -> list[Resource
         return given
     kept = [one for one in present if one.get("value") not in keys] + given
     return _one_primary(kept, *given)
+
+
+def _as_list(value: Any) -> list[Resource]:
+    """What is given for a list: objects, of which one may stand alone, or as its value. Raises ScimRefused."""
+    items = value if isinstance(value, list) else [value]
+    given = [one if isinstance(one, dict) else {"value": one} for one in items if one is not None]
+    if any(isinstance(one.get("value"), dict | list) for one in given):
+        raise ScimRefused(400, "a value is a text", "invalidValue")
+    return [one for one in given if one != {"value": None}]
+
+
+def _wrong_count() -> ScimRefused:
+    return ScimRefused(400, f"Operations: name 1 to {_MOST_OPERATIONS}, each attribute is one", "invalidSyntax")
 
 
 def _one_primary(items: list[Resource], *new: Resource) -> list[Resource]:
@@ -177,8 +236,7 @@ def _drop(part: str) -> Callable[[Resource], Resource]:
 
 
 def _fits(one: Resource, terms: Mapping[str, Any]) -> bool:
-    lowered = {name.lower(): value for name, value in one.items()}
-    return all(lowered.get(name) == value for name, value in terms.items())
+    return all(one.get(name) == value for name, value in terms.items())
 
 
 def _names(text: str) -> frozenset[str]:

@@ -7,6 +7,7 @@ guesses links.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -25,13 +26,14 @@ from gateway.scim.expressions import Resource, ScimRefused, apply_patch, read_fi
 from gateway.scim.resources import group_fields, group_resource, list_response, person_fields, person_resource
 from gateway.scim.schemas import CONFIG, GROUP, MESSAGES, MOST_RESULTS, RESOURCE_TYPES, SCHEMAS, USER
 from gateway.services import Gateway
-from tenancy.identity.directory_people import NameTaken
+from tenancy.identity.directory_people import ChangedMeanwhile, NameTaken
 from tenancy.users.attempts import MINUTE_S, Limit, network_of
 from tenancy.users.errors import LastOwner, NoSuchUser, NotPermitted, TooManyAttempts, WrongState
 
 _BASE = "/scim/v2"
 _MEDIA_TYPE = "application/scim+json"
 _MOST_START = 1_000_000
+_MOST_TRIES = 3
 Answer: TypeAlias = tuple[int, Resource | None]
 Work: TypeAlias = Callable[[Request[Any, Any, Any], UUID, str], Awaitable[Answer]]
 _PEOPLE = {"username": "username", "externalid": "externalid", "id": "id", "active": "active"}
@@ -83,9 +85,14 @@ def scim_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
 
     async def patch_person(request: Request[Any, Any, Any], tenant_id: UUID, base: str) -> Answer:
         operations, person_id = await _operations(gateway, request), _id(request)
-        present = person_resource(await people.person(tenant_id, person_id), base)
-        fields = person_fields(apply_patch(present, operations, USER))
-        return 200, _cut(_query(request), person_resource(await people.put_person(tenant_id, fields, person_id), base))
+
+        async def change() -> Resource:
+            present = await people.person(tenant_id, person_id)
+            fields = person_fields(apply_patch(person_resource(present, base), operations, USER))
+            changed = await people.put_person(tenant_id, fields, person_id, seen=present.changed_at)
+            return person_resource(changed, base)
+
+        return 200, _cut(_query(request), await _until_unchanged(change))
 
     async def remove_person(request: Request[Any, Any, Any], tenant_id: UUID, base: str) -> Answer:
         await people.remove_person(tenant_id, _id(request))
@@ -119,10 +126,16 @@ def scim_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
 
     async def patch_group(request: Request[Any, Any, Any], tenant_id: UUID, base: str) -> Answer:
         operations, group_id = await _operations(gateway, request), _id(request)
-        present = group_resource(await people.group(tenant_id, group_id), base)
-        name, external_id, members = group_fields(apply_patch(present, operations, GROUP))
-        group = await people.put_group(tenant_id, name, external_id, members, group_id)
-        return 200, _cut(_query(request), group_resource(group, base))
+
+        async def change() -> Resource:
+            present = await people.group(tenant_id, group_id)
+            name, external_id, members = group_fields(apply_patch(group_resource(present, base), operations, GROUP))
+            seen = present.changed_at
+            return group_resource(
+                await people.put_group(tenant_id, name, external_id, members, group_id, seen=seen), base
+            )
+
+        return 200, _cut(_query(request), await _until_unchanged(change))
 
     async def remove_group(request: Request[Any, Any, Any], tenant_id: UUID, base: str) -> Answer:
         await people.remove_group(tenant_id, _id(request))
@@ -192,6 +205,15 @@ def scim_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
     ]
     found.append(_route(gateway, get, f"{_BASE}/{{path:path}}", nothing, "Anything else is not there."))
     return found
+
+
+async def _until_unchanged(change: Callable[[], Awaitable[Resource]]) -> Resource:
+    """What comes of a change that reads before it writes: made again where another one came between. Raises
+    ScimRefused."""
+    for _ in range(_MOST_TRIES):
+        with suppress(ChangedMeanwhile):
+            return await change()
+    raise ScimRefused(409, "others change this at the same time: try again")
 
 
 def _route(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Collection
 from typing import Any
 from uuid import UUID
 
@@ -15,14 +16,16 @@ from audit_log.tables import audit_entry
 from storage.database.base import from_instant, to_instant
 from storage.database.database import Database
 from storage.database.public_ids import prefixed_id
-from tenancy.identity.tables import Directory, DirectoryGroup, DirectoryMember, DirectoryUser
+from tenancy.identity.tables import Directory, DirectoryGroup, DirectoryMember, DirectoryUser, Passkey
 from tenancy.rights.permissions import Role
 from tenancy.rights.principals import Principal
 from tenancy.tables import ApiKey
+from tenancy.users.accounts import PASSWORD
 from tenancy.users.errors import NoSuchUser, NotPermitted, WrongState
 from tenancy.users.identifiers import USER_PREFIX, user_public_id
 from tenancy.users.roles import may_give, may_take
-from tenancy.users.tables import MembershipRow, SignInPolicy
+from tenancy.users.sessions import BREAK_GLASS
+from tenancy.users.tables import Credential, MembershipRow, SignInPolicy, UserAccount
 from tenancy.users.tokens import UserSecrets
 
 TOKEN_PREFIX = "tp_scim_"  # noqa: S105  # what tokens begin with, so that scanners of leaked secrets know them
@@ -174,7 +177,7 @@ class Directories:
 
     async def break_glass_owners(self, tenant_id: UUID) -> list[UUID]:
         """The tenant's owners who get in by password or passkey even so."""
-        at = (MembershipRow.tenant_id == tenant_id) & (MembershipRow.break_glass == 1)
+        at = (MembershipRow.tenant_id == tenant_id) & BREAK_GLASS
         async with self._database.reading() as session:
             return list((await session.execute(select(MembershipRow.user_id).where(at))).scalars())
 
@@ -187,8 +190,11 @@ class Directories:
             rows = (await session.execute(self._database.locked(select(MembershipRow).where(at)))).scalars().all()
             if len(owners) < len(break_glass) or not owners <= {row.user_id for row in rows if row.role == "owner"}:
                 raise NoSuchUser("break-glass accounts are owners of the tenant, by their ids")
-            if provider_only and not owners:
-                raise WrongState("name at least one owner, better two, who gets in if the provider does not answer")
+            if provider_only and not await _gets_in(session, owners):
+                raise WrongState(
+                    "name at least one owner, better two, who gets in if the provider does not answer: not disabled, "
+                    "and with a password or a passkey"
+                )
             for row in rows:
                 row.break_glass = int(row.user_id in owners)
             policy = await session.get(SignInPolicy, tenant_id)
@@ -209,6 +215,14 @@ class Directories:
                 select(MembershipRow.user_id).where(MembershipRow.tenant_id == tenant_id).distinct()
             )
             return list(everybody.scalars())
+
+
+async def _gets_in(session: AsyncSession, users: Collection[UUID]) -> bool:
+    """Whether one of these users gets in by a password or a passkey."""
+    password = select(Credential.user_id).where(Credential.kind == PASSWORD)
+    proves = UserAccount.id.in_(password) | UserAccount.id.in_(select(Passkey.user_id))
+    able = select(UserAccount.id).where(UserAccount.id.in_(users), UserAccount.disabled_at.is_(None), proves)
+    return (await session.execute(able.limit(1))).first() is not None
 
 
 async def _row(session: AsyncSession, tenant_id: UUID) -> Directory:

@@ -20,7 +20,7 @@ from audit_log.record import record_change
 from storage.database.base import from_instant, new_id, to_instant
 from storage.database.database import Database
 from tenancy.identity.directories import Directories
-from tenancy.identity.directory_roles import end_membership, give_directory_roles
+from tenancy.identity.directory_roles import end_membership, give_directory_roles, locked_people
 from tenancy.identity.tables import (
     DirectoryGroup,
     DirectoryMember,
@@ -36,12 +36,18 @@ from tenancy.users.service import Users
 from tenancy.users.tables import MembershipRow, UserAccount
 
 MOST_PEOPLE, MOST_GROUPS = 100_000, 5_000
+MOST_MEMBERS_SHOWN = 20_000
+"""After so many members of groups a page of groups ends."""
 Where: TypeAlias = Mapping[str, Any]
 """Attribute of a person or group -> the value that it must have."""
 
 
 class NameTaken(UserError):
     """Another person or group of the directory has this name."""
+
+
+class ChangedMeanwhile(UserError):
+    """A person or group was changed since it was looked at."""
 
 
 class PersonFields(Struct, frozen=True, kw_only=True):
@@ -86,15 +92,18 @@ class DirectoryPeople:
         self._tenancy = tenancy
         self._directories = directories
 
-    async def put_person(self, tenant_id: UUID, fields: PersonFields, person_id: UUID | None = None) -> Person:
+    async def put_person(
+        self, tenant_id: UUID, fields: PersonFields, person_id: UUID | None = None, *, seen: int | None = None
+    ) -> Person:
         """Add a person, or replace what is said of one. Who is not active any more has left when this returns.
+        `seen`: `changed_at` of the person that the fields were made from, which must be what it is still.
 
-        Raises NameTaken, NoSuchUser, NotPermitted, LastOwner.
+        Raises NameTaken, NoSuchUser, NotPermitted, LastOwner, ChangedMeanwhile.
         """
         now = self._users.clock()
         try:
             async with self._database.transaction() as session:
-                row = await self._changed_person(session, tenant_id, fields, person_id, now)
+                row = await self._changed_person(session, tenant_id, fields, person_id, now=now, seen=seen)
                 await session.flush()
                 await _bind(session, row)
                 if row.active:
@@ -148,15 +157,18 @@ class DirectoryPeople:
         external_id: str,
         members: Collection[UUID] | None,
         group_id: UUID | None = None,
+        *,
+        seen: int | None = None,
     ) -> Group:
-        """Add a group, or replace one; `members`: None leaves them. Its members' roles change at once.
+        """Add a group, or replace one; `members`: None leaves them. Its members' roles change at once. `seen`: as of a
+        person.
 
-        Raises NameTaken, NoSuchUser.
+        Raises NameTaken, NoSuchUser, ChangedMeanwhile.
         """
         now = self._users.clock()
         try:
             async with self._database.transaction() as session:
-                row = await self._changed_group(session, tenant_id, name, external_id, group_id=group_id, now=now)
+                row = await self._changed_group(session, tenant_id, name, external_id, group_id, now=now, seen=seen)
                 await session.flush()
                 moved = await self._set_members(session, row, members)
                 changed = await self._give_again(session, tenant_id, moved, now)
@@ -204,7 +216,8 @@ class DirectoryPeople:
             return await _group(session, await _group_row(session, None, tenant_id, group_id))
 
     async def groups(self, tenant_id: UUID, where: Where, start: int, count: int) -> tuple[list[Group], int]:
-        """The groups of which `where` is true, by name, as `people`."""
+        """The groups of which `where` is true, by name, as `people`; a page ends where its groups have
+        MOST_MEMBERS_SHOWN members."""
         columns = {
             "displayname": func.lower(DirectoryGroup.name),
             "externalid": DirectoryGroup.external_id,
@@ -215,10 +228,24 @@ class DirectoryPeople:
             total = await session.scalar(select(func.count()).select_from(DirectoryGroup).where(which)) or 0
             query = select(DirectoryGroup).where(which).order_by(DirectoryGroup.name).offset(start).limit(count)
             rows = list((await session.execute(query)).scalars()) if count else []
-            return [await _group(session, row) for row in rows], total
+            found: list[Group] = []
+            left = MOST_MEMBERS_SHOWN
+            for row in rows:
+                found.append(await _group(session, row))
+                left -= len(found[-1].members)
+                if left <= 0:
+                    break
+            return found, total
 
     async def _changed_person(
-        self, session: AsyncSession, tenant_id: UUID, fields: PersonFields, person_id: UUID | None, now: int
+        self,
+        session: AsyncSession,
+        tenant_id: UUID,
+        fields: PersonFields,
+        person_id: UUID | None,
+        *,
+        now: int,
+        seen: int | None,
     ) -> DirectoryUser:
         if person_id is None:
             await _check_room(session, DirectoryUser, tenant_id, MOST_PEOPLE)
@@ -227,6 +254,7 @@ class DirectoryPeople:
             before = None
         else:
             row = await _person_row(session, self._database, tenant_id, person_id)
+            now = _next_instant(row, now, seen)
             before = _facts(row)
         row.user_name, row.external_id, row.email = fields.user_name.lower(), fields.external_id, fields.email
         row.active, row.changed_at = int(fields.active), from_instant(now)
@@ -237,7 +265,15 @@ class DirectoryPeople:
         return row
 
     async def _changed_group(
-        self, session: AsyncSession, tenant_id: UUID, name: str, external_id: str, *, group_id: UUID | None, now: int
+        self,
+        session: AsyncSession,
+        tenant_id: UUID,
+        name: str,
+        external_id: str,
+        group_id: UUID | None,
+        *,
+        now: int,
+        seen: int | None,
     ) -> DirectoryGroup:
         if group_id is None:
             await _check_room(session, DirectoryGroup, tenant_id, MOST_GROUPS)
@@ -247,6 +283,7 @@ class DirectoryPeople:
             await _record(session, "group_added", tenant_id, row.id, after={"name": name})
         else:
             row = await _group_row(session, self._database, tenant_id, group_id)
+            now = _next_instant(row, now, seen)
             if row.name != name:
                 await _record(
                     session, "group_changed", tenant_id, row.id, before={"name": row.name}, after={"name": name}
@@ -263,8 +300,8 @@ class DirectoryPeople:
         if members is None:
             return []
         wanted = set(members)
-        own = select(DirectoryUser.id).where(DirectoryUser.tenant_id == group.tenant_id, DirectoryUser.id.in_(wanted))
-        if unknown := wanted - set((await session.execute(own)).scalars()):
+        known = await self._locked_people(session, group.tenant_id, present ^ wanted)
+        if unknown := wanted - present - {row.id for row in known}:
             raise NoSuchUser(f"there is no person {next(iter(unknown))} in this directory")
         gone = DirectoryMember.member_id.in_(present - wanted)
         await session.execute(delete(DirectoryMember).where(DirectoryMember.group_id == group.id, gone))
@@ -279,13 +316,16 @@ class DirectoryPeople:
 
     async def _give_again(self, session: AsyncSession, tenant_id: UUID, people: Sequence[UUID], now: int) -> list[UUID]:
         """Give these people what the directory says now; whose accounts they are."""
-        query = select(DirectoryUser).where(DirectoryUser.tenant_id == tenant_id, DirectoryUser.id.in_(people))
-        users = []
-        for row in (await session.execute(query.order_by(DirectoryUser.user_id))).scalars().all():
-            if row.user_id is not None:
-                await give_directory_roles(session, self._database, row, now)
-                users.append(row.user_id)
-        return users
+        bound = [row for row in await self._locked_people(session, tenant_id, people) if row.user_id is not None]
+        for row in sorted(bound, key=lambda one: one.user_id.bytes if one.user_id else b""):
+            await give_directory_roles(session, self._database, row, now)
+        return [row.user_id for row in bound if row.user_id is not None]
+
+    async def _locked_people(
+        self, session: AsyncSession, tenant_id: UUID, people: Collection[UUID]
+    ) -> list[DirectoryUser]:
+        which = (DirectoryUser.tenant_id == tenant_id) & DirectoryUser.id.in_(people)
+        return await locked_people(session, self._database, which)
 
     async def _announce(self, users: Sequence[UUID]) -> None:
         for user_id in users:
@@ -364,6 +404,14 @@ async def _group_row(
     if row is None:
         raise NoSuchUser(f"there is no group {group_id} in this directory")
     return row
+
+
+def _next_instant(row: DirectoryUser | DirectoryGroup, now: int, seen: int | None) -> int:
+    """When a locked row changes: later than it did before, whatever the clock says. Raises ChangedMeanwhile."""
+    changed_at = to_instant(row.changed_at)
+    if seen not in (None, changed_at):
+        raise ChangedMeanwhile("this was changed meanwhile: read it and try again")
+    return max(now, changed_at + 1)
 
 
 async def _people(session: AsyncSession, tenant_id: UUID, rows: Sequence[DirectoryUser]) -> list[Person]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import ColumnElement, delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.record import record_change
@@ -35,8 +35,29 @@ def token_principal(directory: Directory) -> Principal:
     )
 
 
+async def directory_may_take_all(session: AsyncSession, tenant_id: UUID, user_id: UUID) -> bool:
+    """Whether the holder of the directory's token may take away every role that the account has at the tenant."""
+    directory = await session.get(Directory, tenant_id)
+    if directory is None:
+        return False
+    by = token_principal(directory)
+    roles = [one for one in await memberships_of(session, user_id) if one.tenant_id == tenant_id]
+    return all(may_take(by, one.role, tenant_id, one.project_id) for one in roles)
+
+
+async def locked_people(
+    session: AsyncSession, database: Database, which: ColumnElement[bool], most: int | None = None
+) -> list[DirectoryUser]:
+    """The people of whom this is true as they are now, at most so many, locked in one order, so that two changes at
+    once never wait for each other. A person's row is locked before those of its account."""
+    await session.flush()
+    query = database.locked(select(DirectoryUser).where(which).order_by(DirectoryUser.id).limit(most))
+    return list((await session.execute(query.execution_options(populate_existing=True))).scalars())
+
+
 async def give_directory_roles(session: AsyncSession, database: Database, person: DirectoryUser, now: int) -> None:
     """Give a bound person who is active the roles that the directory says. The caller announces the change."""
+    await locked_people(session, database, DirectoryUser.id == person.id)  # who is leaving meanwhile gets nothing back
     directory = await session.get(Directory, person.tenant_id)
     if directory is None or person.user_id is None or not person.active:
         return

@@ -19,7 +19,7 @@ from audit_log.record import record_change
 from storage.database.base import from_instant, new_id, to_instant
 from storage.database.database import Database
 from storage.free_text import NAME
-from tenancy.identity.directory_roles import give_directory_roles
+from tenancy.identity.directory_roles import directory_may_take_all, give_directory_roles, locked_people
 from tenancy.identity.given_roles import add_role, set_given_roles
 from tenancy.identity.id_tokens import Claims
 from tenancy.identity.providers import Provider
@@ -68,6 +68,7 @@ class KnownPeople:
     ) -> UserAccount:
         """A new user of an invitation, linked. Raises LinkRefused; IdentityRefused where somebody has the invited
         address already."""
+        await self._listed(session, provider, claims)  # locked before the invitation, as where somebody leaves
         row = await self._users.links.look_at(session, "invitation", invitation, now)
         if provider.tenant_id not in (None, row.tenant_id):
             raise IdentityRefused("not_linked")
@@ -84,14 +85,16 @@ class KnownPeople:
         Raises IdentityRefused.
         """
         email, verified = _email(claims), claims.get("email_verified") is True
-        listed = await _listed(session, provider, claims)
+        listed = await self._listed(session, provider, claims)
         if listed is not None and not listed.active:
             raise IdentityRefused("left")
+        claimed = email.partition("@")[2] in provider.domains
+        own_address = email if claimed and verified else ""
         if listed is not None and listed.user_id is not None:
             user = await session.get_one(UserAccount, listed.user_id)
+            await _check_reach(session, listed, user, own_address)
             await self._add(session, provider, claims, user.id, now)
             return user
-        claimed = email.partition("@")[2] in provider.domains
         if listed is None and not (claimed and verified):
             raise IdentityRefused("email_not_verified" if claimed else "not_linked")
         try:
@@ -103,6 +106,10 @@ class KnownPeople:
             user_here = await add_user(session, address, _name(claims, address), from_instant(now))
         elif not await _has_role_at(session, user_here.id, provider.tenant_id):
             raise IdentityRefused("account_exists")
+        elif listed is not None:
+            await _check_reach(session, listed, user_here, own_address)
+        if provider.tenant_id is not None:  # the person is locked before the account is named, as where somebody leaves
+            await self._joined(session, provider, claims, user_here.id)
         await self._add(session, provider, claims, user_here.id, now)
         return user_here
 
@@ -128,11 +135,12 @@ class KnownPeople:
     ) -> None:
         """Give the roles of the provider's groups and of the tenant's directory. Raises IdentityRefused for who has
         left, and for who has no role then."""
+        listed = None if provider.tenant_id is None else await self._joined(session, provider, claims, user_id)
         if provider.groups and provider.groups_claim:
             wanted = await self._wanted(session, provider, claims)
             await set_given_roles(session, self._database, user_id, provider.source, wanted, now=now)
-        if provider.tenant_id is not None:
-            await self._join_directory(session, provider, claims, user_id, now)
+        if listed is not None:
+            await give_directory_roles(session, self._database, listed, now)
         if not await _has_role_at(session, user_id, provider.tenant_id, anywhere=provider.tenant_id is None):
             raise IdentityRefused("no_role")
 
@@ -224,19 +232,35 @@ class KnownPeople:
                 add_role(wanted, Scope(row.tenant_id, row.project_id), row.role)
         return wanted
 
-    async def _join_directory(
-        self, session: AsyncSession, provider: Provider, claims: Claims, user_id: UUID, now: int
-    ) -> None:
+    async def _joined(
+        self, session: AsyncSession, provider: Provider, claims: Claims, user_id: UUID
+    ) -> DirectoryUser | None:
+        """The person in the tenant's directory who this user is, bound and locked. Raises IdentityRefused."""
         own = (DirectoryUser.tenant_id == provider.tenant_id) & (DirectoryUser.user_id == user_id)
-        listed = (await session.execute(select(DirectoryUser).where(own))).scalars().first()
-        listed = listed or await _listed(session, provider, claims)
+        bound = await locked_people(session, self._database, own)
+        listed = bound[0] if bound else await self._listed(session, provider, claims)
         if listed is None:
-            return
-        if not listed.active:
+            return None
+        if not all(one.active for one in (*bound, listed)):
             raise IdentityRefused("left")
+        if listed.user_id not in (None, user_id):
+            raise IdentityRefused("already_linked")
         listed.user_id = user_id
         await session.flush()
-        await give_directory_roles(session, self._database, listed, now)
+        return listed
+
+    async def _listed(self, session: AsyncSession, provider: Provider, claims: Claims) -> DirectoryUser | None:
+        """The person in the tenant's directory whom the token is of, locked: by an id that the provider gives, or an
+        e-mail address that it says is verified."""
+        if provider.tenant_id is None:
+            return None
+        ids = [one for one in (claims["sub"], claims.get("oid")) if isinstance(one, str) and one]
+        same: ColumnElement[bool] = DirectoryUser.external_id.in_(ids)
+        if claims.get("email_verified") is True and _email(claims):
+            same |= (DirectoryUser.user_name == _email(claims)) | (func.lower(DirectoryUser.email) == _email(claims))
+        same &= DirectoryUser.tenant_id == provider.tenant_id
+        found = await locked_people(session, self._database, same, most=2)
+        return found[0] if len(found) == 1 else None
 
 
 def _known_by(provider: Provider, claims: Claims) -> ColumnElement[bool]:
@@ -254,20 +278,11 @@ async def _account(session: AsyncSession, email: str) -> UserAccount | None:
     return found
 
 
-async def _listed(session: AsyncSession, provider: Provider, claims: Claims) -> DirectoryUser | None:
-    """The person in the tenant's directory whom the token is of: by an id that the provider gives, or an e-mail address
-    that it says is verified; an account that was bound is nobody else's."""
-    if provider.tenant_id is None:
-        return None
-    ids = [one for one in (claims["sub"], claims.get("oid")) if isinstance(one, str) and one]
-    same: ColumnElement[bool] = DirectoryUser.external_id.in_(ids)
-    if claims.get("email_verified") is True and _email(claims):
-        same |= (DirectoryUser.user_name == _email(claims)) | (func.lower(DirectoryUser.email) == _email(claims))
-    found = await session.execute(
-        select(DirectoryUser).where(DirectoryUser.tenant_id == provider.tenant_id, same).limit(2)
-    )
-    rows = list(found.scalars())
-    return rows[0] if len(rows) == 1 else None
+async def _check_reach(session: AsyncSession, listed: DirectoryUser, user: UserAccount, own_address: str) -> None:
+    """Raise IdentityRefused where the directory alone says that this is the user, and its token may not take what the
+    user has: who holds the token would become somebody above it. `own_address`: what the provider proves."""
+    if own_address != user.email and not await directory_may_take_all(session, listed.tenant_id, user.id):
+        raise IdentityRefused("account_exists")
 
 
 async def _has_role_at(session: AsyncSession, user_id: UUID, tenant_id: UUID | None, *, anywhere: bool = False) -> bool:

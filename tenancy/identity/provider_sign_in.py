@@ -142,10 +142,11 @@ class ProviderSignIn:
     ) -> Finished:
         """Finish what was begun in this browser. `session`: the one that the browser has now.
 
-        Raises IdentityRefused, LinkRefused (of an invitation), DatabaseUnavailable.
+        Raises IdentityRefused, LinkRefused (of an invitation), TooManyAttempts, DatabaseUnavailable.
         """
         try:
-            return await self._finish(cookie, answer, origin, client, session)
+            async with self._users.sign_in.link_attempt(client):
+                return await self._finish(cookie, answer, origin, client, session)
         except IdentityRefused as error:
             log.warning("an identity provider's answer is refused", reason=error.reason, detail=error.detail)
             await self._users.sign_in.record_failure(None, "provider", error.reason)
@@ -249,7 +250,8 @@ class ProviderSignIn:
 def _origin_of(provider: Provider, claims: Claims) -> SessionOrigin:
     sid = claims.get("sid")
     name = sid[:255] if isinstance(sid, str) else ""
-    return SessionOrigin(provider.id, provider.tenant_id, name, proven_at(claims) * _SECOND_US)
+    strong = not provider.acr_values or claims.get("acr") in provider.acr_values.split()
+    return SessionOrigin(provider.id, provider.tenant_id, name, proven_at(claims) * _SECOND_US if strong else 0)
 
 
 def _base64url(data: bytes) -> str:

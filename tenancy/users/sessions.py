@@ -35,6 +35,10 @@ MOST_SESSIONS = 50
 """Of one user; a new one ends the oldest."""
 BY_LINK = "link"
 """How the `method` of a session begins that a link opened."""
+BREAK_GLASS: ColumnElement[bool] = (
+    (MembershipRow.break_glass == 1) & (MembershipRow.role == "owner") & MembershipRow.project_id.is_(None)
+)
+"""A role that holds in any session: of an owner who was named, as long as it is one."""
 _MOST_AGENT = 200
 
 
@@ -303,11 +307,7 @@ async def memberships_in(session: AsyncSession, row: UserSession) -> tuple[Membe
     """The roles of a session's user that hold in this session. One that a tenant's identity provider opened has those
     at this tenant; every other has none where a tenant lets people in by its provider alone, but for break-glass."""
     closed = exists().where(SignInPolicy.tenant_id == MembershipRow.tenant_id, SignInPolicy.provider_only == 1)
-    holds = (
-        or_(MembershipRow.break_glass == 1, ~closed)
-        if row.tenant_id is None
-        else MembershipRow.tenant_id == row.tenant_id
-    )
+    holds = or_(BREAK_GLASS, ~closed) if row.tenant_id is None else MembershipRow.tenant_id == row.tenant_id
     return await _memberships(session, (MembershipRow.user_id == row.user_id) & holds)
 
 

@@ -28,7 +28,7 @@ from tenancy.users.identifiers import MOST_EMAIL, session_public_id, user_public
 from tenancy.users.links import Link, Links
 from tenancy.users.passwords import Passwords
 from tenancy.users.second_factors import WRONG_CODE, SecondFactors
-from tenancy.users.sessions import BY_LINK, Client, NewSession, SessionOrigin, Sessions, known_since
+from tenancy.users.sessions import BREAK_GLASS, BY_LINK, Client, NewSession, SessionOrigin, Sessions, known_since
 from tenancy.users.tables import Credential, MembershipRow, SignInPolicy, UserAccount, UserSession
 
 log = structlog.get_logger(__name__)
@@ -253,7 +253,7 @@ async def _record_break_glass(session: AsyncSession, user_id: UUID, session_id: 
     tenants = await session.execute(
         select(MembershipRow.tenant_id)
         .join(SignInPolicy, SignInPolicy.tenant_id == MembershipRow.tenant_id)
-        .where(MembershipRow.user_id == user_id, MembershipRow.break_glass == 1, SignInPolicy.provider_only == 1)
+        .where(MembershipRow.user_id == user_id, BREAK_GLASS, SignInPolicy.provider_only == 1)
     )
     for tenant_id in tenants.scalars():
         log.warning("a break-glass owner signs in", user=user_public_id(user_id), tenant=str(tenant_id))

@@ -163,6 +163,15 @@ def check_own_account(request: Request[Any, Any, Any]) -> None:
         raise refused(IdentityRefused("bound_session"))
 
 
+def check_adds_proof(request: Request[Any, Any, Any]) -> None:
+    """Raise NotAllowed where the session adds nothing that lets its user in: a tenant's provider opened it, or a link,
+    which others may have made."""
+    check_own_account(request)
+    if session_of(request.scope).session.by_link:
+        message = "A link opened this session. Sign in with your password, a passkey or your identity provider first."
+        raise NotAllowed(message, code="confirmation_required")
+
+
 def identity_sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     return [*_provider_routes(gateway), *_passkey_routes(gateway)]
@@ -205,10 +214,8 @@ def _provider_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR09
 
     async def begun(request: Request[Any, Any, Any], provider: str, purpose: Purpose, **more: Any) -> Response[bytes]:
         with identity_errors():
-            beginning = identity.sign_in.begin(
-                _provider_id(provider), purpose, origin_of(request.scope), client_of(request.scope), **more
-            )
-            step = await beginning
+            at = origin_of(request.scope), client_of(request.scope)
+            step = await identity.sign_in.begin(_provider_id(provider), purpose, *at, **more)
         response = json_response(ProviderPage(url=step.url), headers=_NO_STORE)
         response.set_cookie(CookieJar.of(request.scope).proof(step.cookie))
         return response
@@ -237,10 +244,11 @@ def _provider_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR09
         session that has proven you lately."""
         body = await read_public_body(request, timeout, _OWN)
         signed_in = session_of(request.scope)
-        if body.purpose == "link" and not signed_in.fresh:
-            raise NotAllowed(
-                "Prove first that it is you: POST /admin/v1/session/confirm.", code="confirmation_required"
-            )
+        if body.purpose == "link":
+            check_adds_proof(request)
+            if not signed_in.fresh:
+                message = "Prove first that it is you: POST /admin/v1/session/confirm."
+                raise NotAllowed(message, code="confirmation_required")
         return await begun(request, body.provider, body.purpose, session=signed_in.session)
 
     @post(
@@ -259,14 +267,13 @@ def _provider_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR09
         to, jar = next_page(body.next), CookieJar.of(request.scope)
         present = await present_session(gateway, request)
         with identity_errors():
-            finishing = identity.sign_in.finish(
+            finished = await identity.sign_in.finish(
                 cookie_value(request.scope, jar.proof_name),
                 Answer(body.state, body.code, body.iss, body.error),
                 origin_of(request.scope),
                 client_of(request.scope),
                 session=None if present is None else present.session,
             )
-            finished = await finishing
             result = ProviderResult(purpose=finished.purpose, next=to)
             if finished.session is not None:
                 response = await signed_in_answer(gateway, request, finished.session, result)
@@ -350,7 +357,7 @@ def _passkey_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     )
     async def begin_new_passkey(request: Request[Any, Any, Any]) -> Response[bytes]:
         """What to ask the authenticator that is to make a passkey."""
-        check_own_account(request)
+        check_adds_proof(request)
         with identity_errors():
             return asked(
                 request,
@@ -370,7 +377,7 @@ def _passkey_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     )
     async def add_passkey(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Keep the passkey that the authenticator made."""
-        check_own_account(request)
+        check_adds_proof(request)
         body = await read_public_body(request, timeout, _NEW_PASSKEY)
         with identity_errors():
             facts = await passkeys.register(

@@ -187,6 +187,26 @@ async def test_the_provider_alone_and_break_glass(
     assert ann.id != bob.id
 
 
+async def test_break_glass_ends_with_the_role(stack: Stack, owner: Browser, idp: Provider) -> None:
+    await add(owner, idp)
+    ann = await make_user(stack.users, ANN, ("owner", stack.tenant.id, None), password=None)
+    policy = {"provider_only": True, "break_glass": [user_public_id(ann.id)]}
+    bob = await make_user(stack.users, "bob@acme.example", ("owner", stack.tenant.id, None))
+    at, bobs = "/tenants/demo/sign-in-policy", user_public_id(bob.id)
+    refusal = await owner.call("PUT", at, policy, status=409)  # nothing to get in with
+    assert "password" in refusal["error"]["message"]
+    await owner.post(f"/users/{bobs}/disable", {"reason": "away"})
+    await owner.call("PUT", at, {**policy, "break_glass": [bobs]}, status=409)
+    await owner.post(f"/users/{bobs}/enable")
+    await owner.call("PUT", at, {**policy, "break_glass": [bobs, user_public_id(ann.id)]})
+    async with browser_of(stack) as browser:
+        await browser.sign_in("bob@acme.example")
+        assert (await browser.get("/users/me"))["memberships"]
+        await owner.call("PUT", f"/tenants/demo/members/{bobs}", {"role": "viewer"})
+        assert (await browser.get("/users/me"))["memberships"] == []
+    assert (await owner.get(at))["break_glass"] == [user_public_id(ann.id)]
+
+
 async def test_a_directory_and_a_provider_know_one_person(stack: Stack, owner: Browser, idp: Provider) -> None:
     """SCIM says who may come; the provider says who it is; who has left does not come back by it."""
     provider = await add(owner, idp)
@@ -205,6 +225,56 @@ async def test_a_directory_and_a_provider_know_one_person(stack: Stack, owner: B
         await browser.get("/session", 401)
         assert time.monotonic() - began < 1
         assert (await enter(browser, idp, provider, 401))["error"]["code"] == "left"
+
+
+async def test_a_directory_makes_nobody_an_owner(stack: Stack, owner: Browser, idp: Provider) -> None:
+    """Who holds an admin's token says that the owner is the subject that an admin has at the provider."""
+    provider = await add(owner, idp)
+    await make_user(stack.users, ANN, ("developer", stack.tenant.id, None))
+    await make_user(stack.users, "admin@acme.example", ("admin", stack.tenant.id, None))
+    async with browser_of(stack) as admin:
+        await admin.sign_in("admin@acme.example")
+        token = (await admin.post("/tenants/demo/directory/token", status=201))["token"]
+    headers = {"authorization": f"Bearer {token}"}
+    person = {"userName": OWNER, "externalId": "mine"}
+    boss = (await stack.http.post("/scim/v2/Users", json=person, headers=headers)).json()
+    ann = {"userName": ANN, "externalId": "ann"}
+    assert (await stack.http.post("/scim/v2/Users", json=ann, headers=headers)).status_code == 201
+    async with browser_of(stack) as browser:
+        idp.subject = "mine"
+        assert (await enter(browser, idp, provider, 401))["error"]["code"] == "account_exists"
+        assert browser.token == ""
+        await enter_as(idp, "ann", browser, provider)  # whom the token may take everything: in
+        assert (await browser.get("/users/me"))["email"] == ANN
+        # who is linked joins nobody else's place in the directory
+        await browser.sign_in("admin@acme.example")
+        idp.subject = "mine"
+        await link(browser, idp, provider)
+        assert (await enter(browser, idp, provider, 401))["error"]["code"] == "already_linked"
+    people = (await owner.get("/tenants/demo/directory/people"))["data"]
+    owner_id = (await owner.get("/users/me"))["id"]
+    assert {one["id"]: one["user"] for one in people}[boss["id"]] == owner_id
+
+
+async def enter_as(idp: Provider, subject: str, browser: Browser, provider: str) -> None:
+    idp.subject = subject
+    await enter(browser, idp, provider)
+
+
+async def test_a_link_leaves_no_other_way_in(stack: Stack, owner: Browser, idp: Provider) -> None:
+    provider = await add(owner, idp)
+    ann = await make_user(stack.users, ANN, ("viewer", stack.tenant.id, None))
+    made = await owner.post(f"/users/{user_public_id(ann.id)}/links", {"kind": "sign_in"}, 201)
+    async with browser_of(stack) as browser:
+        await browser.post("/session/link", {"token": made["token"]})
+        for path, body in (
+            ("/session/provider/confirm", {"provider": provider, "purpose": "link"}),
+            ("/users/me/passkeys/challenge", None),
+            ("/users/me/passkeys", {"credential": "{}", "name": "Mine"}),
+        ):
+            assert (await browser.post(path, body, 403))["error"]["code"] == "confirmation_required"
+        await browser.sign_in(ANN)
+        await link(browser, idp, provider)
 
 
 async def test_one_person_by_all_ways_is_one_for_four_eyes(stack: Stack, owner: Browser, idp: Provider) -> None:
@@ -356,7 +426,8 @@ async def test_forged_tokens_and_answers_are_refused_by_name(stack: Stack, owner
         browser.http.cookies.clear()
         await enter(browser, idp, provider)  # what is right gets in
         await browser.call("DELETE", "/session", status=204)
-        stack.users.attempts = _Unlimited()  # type: ignore[assignment]  # what is tested is not the limit
+        # what is tested is not the limit
+        stack.users.attempts = stack.users.sign_in._attempts = _Unlimited()  # type: ignore[assignment]
         for name, (code, does) in forgeries.items():
             idp.forge, idp.claims = does.get("forge"), does.get("claims", {})
             refusal = await enter(browser, idp, provider, 401, **does.get("answer", {}))
@@ -415,12 +486,28 @@ async def test_a_proof_must_be_fresh_and_strong(stack: Stack, owner: Browser, id
         idp.claims = {"auth_time": int(time.time()) - 7_200}
         await enter(browser, idp, provider)  # signed in at the provider long ago: in, and not fresh
         await browser.post("/tenants", {"name": "new"}, 403)
+        idp.claims = {"acr": "pwd"}
+        await enter(browser, idp, provider)  # just now, and not by what a proof takes
+        await browser.post("/tenants", {"name": "new"}, 403)
+        idp.claims = {"auth_time": int(time.time()) - 7_200}
         assert (await link(browser, idp, provider, 401, "confirm"))["error"]["code"] == "stale_sign_in"
         idp.claims = {}
         assert (await link(browser, idp, provider, 401, "confirm"))["error"]["code"] == "weak_sign_in"
         idp.claims = {"acr": "mfa"}
         await link(browser, idp, provider, purpose="confirm")
         await browser.post("/tenants", {"name": "new"}, 201)
+        await enter(browser, idp, provider)
+        await browser.post("/tenants", {"name": "newer"}, 201)
+
+
+async def test_wrong_answers_are_counted_as_links_are(stack: Stack, owner: Browser, idp: Provider) -> None:
+    async with browser_of(stack) as browser:
+        for _ in range(10):
+            await browser.post("/session/provider/finish", {"state": "x" * 43, "code": "y"}, 401)
+        limited = await browser.post("/session/provider/finish", {"state": "x" * 43, "code": "y"}, 429)
+    assert limited["error"]["code"] == "too_many_attempts"
+    entries = (await owner.get("/audit?action=user.sign_in_failed"))["data"]
+    assert len(entries) == 10
 
 
 async def test_what_a_provider_answers_is_bounded(stack: Stack, owner: Browser, idp: Provider) -> None:
