@@ -26,7 +26,7 @@ from tests.gateway.fleet.test_fleet import fleet_of
 from tests.gateway.tiny_model import make_model_folder
 from tests.waiting import until
 
-SCOPE = Scope("s", b"root", b"key")
+SCOPE, LAST_SCOPE = Scope("s", b"root", b"key"), Scope("last", b"root", b"key")
 SHARED = 40 * 1024
 
 
@@ -40,8 +40,10 @@ def routed(*tokens: int, **changes: int) -> tuple[Routed, list[int]]:
 def send(fleet: Fleet, id: str, *tokens: int, **changes: Any) -> ReplicaStream:
     asked, prompt = routed(*tokens)
     sent = fleet.choose("tiny", asked)
-    segments = (Segment(len(prompt) - 100, "s"), Segment(len(prompt), "s"))
-    return fleet.generate(sent, (SCOPE,), Generate(id, 1, segments, prompt, Sampling(max_tokens=1), 1, **changes))
+    segments = (Segment(len(prompt) - 100, "s"), Segment(len(prompt), "last"))
+    return fleet.generate(
+        sent, (SCOPE, LAST_SCOPE), Generate(id, 1, segments, prompt, Sampling(max_tokens=1), 1, **changes)
+    )
 
 
 async def end(fleet: Fleet, stream: ReplicaStream) -> str:
@@ -211,6 +213,9 @@ async def test_what_was_purged_or_forgotten_is_not_computed_again(
     assert warmings(replicas)[0].retain == (), "what is computed ahead is promised to nobody"
     fleet.routing.forget_scope("other")
     assert await start_again(fleet, replicas), "it is computed while it may be"
+    known = {scope.scope for scope in replicas["r0"].scopes}
+    assert "s" in known
+    assert "last" not in known, "no part of the prefix is in this scope"
     gone(fleet)
     assert await start_again(fleet, replicas) == []
     assert "s" not in {scope.scope for scope in replicas["r0"].scopes}, "its key is not told again"
