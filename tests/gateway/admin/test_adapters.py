@@ -167,17 +167,18 @@ async def test_no_error_ends_what_passes_counts_on(stack: Stack, monkeypatch: py
     adapter = (await upload(stack)).json()
     hour = await stack.database.now() // HOUR * HOUR
     stack.replica.resident = (resident(stack, adapter, hour, 1_800_000),)
-    recorder = stack.gateway.residency
+    link, recorder = stack.gateway.services.fleet.links[0], stack.gateway.residency
     assert recorder is not None
+    await stack.until(lambda: link.beat is not None and len(link.beat.adapters) == 1)
     asked, report = list[int](), AdapterResidency.report
 
-    async def refuse_once(self: AdapterResidency, counts: Sequence[ResidencyCount]) -> None:
+    async def refuse_at_first(self: AdapterResidency, counts: Sequence[ResidencyCount]) -> None:
         asked.append(len(counts))
-        if counts and len(asked) < 3:
+        if len(asked) < 3:
             raise IntegrityError("INSERT", None, ValueError("a check"))
         await report(self, counts)
 
-    monkeypatch.setattr(AdapterResidency, "report", refuse_once)
+    monkeypatch.setattr(AdapterResidency, "report", refuse_at_first)
     monkeypatch.setattr(residency_recorder, "EVERY_S", 0.01)
     running = asyncio.create_task(recorder.run())
     for _ in range(1000):
