@@ -173,6 +173,7 @@ async def test_a_replica_that_leaves_lets_others_compute_what_only_it_holds(
     for name in ("r0", "r1"):
         await until(lambda name=name: not fleet.routing._warming)  # type: ignore[misc]
         router.forget(name)
+    await until(lambda: len(router._epochs) == 2)  # the next beat, which forgets once more
     home = (await end(fleet, send(fleet, "last", *range(100, 140), *range(5000, 5016)))).strip()
     leaving = next(link for link in fleet.links if link.replica == home)
     assert await fleet.routing.give_homes(leaving, fleet.healthy("tiny"), 5.0) == 1
