@@ -307,8 +307,9 @@ async def test_a_replica_that_tells_nonsense_of_itself_stops_no_request(
     for number in range(3):
         await end(fleet, send(fleet, f"q{number}", number, 2))
     say(replicas["r0"], Load({"standard": 1 << 62, "batch": -5}, 1 << 40))
-    await until(lambda: fleet.backlog("tiny") > 0)
-    assert math.isfinite(fleet.backlog("tiny"))
+    await until(lambda: fleet.routing.backlog("tiny", fleet.links) > 1000)
+    assert math.isfinite(fleet.routing.backlog("tiny", fleet.links))
+    await until(lambda: len(fleet.healthy("tiny")) == 2)
     assert await end(fleet, send(fleet, "last", 7, 8)) == "r1"
 
 
