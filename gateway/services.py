@@ -395,7 +395,9 @@ class Gateway:
         services.fleet.start()
         self._tasks.start(self._probe_dependencies(), self.bodies.return_memory(), self.fleet_rates.run())
         if services.scope_keys is not None:
-            self._tasks.start(ForgottenScopes(services.scope_keys, services.domains, services.fleet.links).run())
+            fleet, keys = services.fleet, services.scope_keys
+            forgotten = ForgottenScopes(keys, services.domains, fleet.links, on_changed=fleet.routing.forget_scope)
+            self._tasks.start(forgotten.run())
         if services.domains.shared is not None:
             self._tasks.start(services.domains.shared.run())
         if self.metrics.shared:

@@ -42,6 +42,8 @@ class _Slot:
     weights: object = None
     holders: set[int] = field(default_factory=set)
     """Arrivals of requests."""
+    gone: bool = False
+    """Whether the adapter was deleted: the slot is free once nobody holds it."""
 
     @property
     def is_held(self) -> bool:
@@ -154,7 +156,7 @@ class AdapterSlots:
         slot = self._slots.get(request.adapter.name)
         if slot is not None:
             slot.holders.discard(request.arrival)
-            if not slot.holders and isinstance(slot.weights, Exception):
+            if not slot.is_held and (slot.gone or isinstance(slot.weights, Exception)):
                 self._free(request.adapter.name)  # the next one tries again
         self._left = True
         return waited
@@ -177,10 +179,14 @@ class AdapterSlots:
         return ready
 
     def forget(self, name: str) -> None:
-        """Give up the slot of an adapter that nobody uses."""
+        """Give up the slot of an adapter that was deleted: now, or when nobody uses it any more."""
         slot = self._slots.get(name)
-        if slot is not None and not slot.is_held:
+        if slot is None:
+            return
+        slot.gone = True
+        if not slot.is_held:
             self._free(name)
+            self._left = True
 
     def _free(self, name: str) -> None:
         del self._slots[name]
@@ -247,6 +253,9 @@ class AdapterSlots:
             if slot is not None and slot.weights is None:
                 slot.weights = weights
                 if isinstance(weights, Exception):
+                    continue
+                if slot.gone and not any(one.adapter and one.adapter.name == name for one in self._waiting.values()):
+                    self._free(name)  # whoever waited for it has left
                     continue
                 self.loads, self.load_s = self.loads + 1, self.load_s + seconds
                 self.residency.begin(name)

@@ -149,7 +149,8 @@ class Admission:
         marks.mark(PRICE)
         partition = generation.cache.partition
         name = partial(names_of_prompt, payer.project_id, partition, model.full_name, prompt.tokens)
-        shares = cache.read != "none" and cache.store != "none"
+        sampling = sampling_params(generation, model, max_output)
+        shares = cache.read != "none" and cache.store != "none" and sampling.prompt_logprobs is None
         names = await self._run(payer.tenant_id, name, large=prompt_tokens > _THREAD_TOKENS) if shares else b""
         return PreparedRequest(
             request_id=request_id,
@@ -158,7 +159,7 @@ class Admission:
             model=model,
             prompt=prompt,
             plan=cache,
-            sampling=sampling_params(generation, model, max_output),
+            sampling=sampling,
             price=price,
             terms=MeteringTerms(generation.surface, cache.read_min, prompt_tokens),
             conversation=conversation_key(payer.project_id, partition, prompt.tokens, _beginning(generation, prompt)),

@@ -23,7 +23,7 @@ from gateway.served_models.registry import ModelRegistry
 from protocol.adapters import DropAdapter, WantAdapter
 from protocol.addresses import Address, parse_address
 from protocol.frames import ToGateway
-from protocol.replicas import Fenced, Heartbeat, Hello, Load, Purge, Scope
+from protocol.replicas import Fenced, Heartbeat, Hello, Load, Purge, Scope, owner_of
 from protocol.requests import (
     ADAPTER_VERSION,
     ATTEMPT_VERSION,
@@ -216,7 +216,7 @@ class Fleet:
         for scope in scopes:
             link.introduce(scope)
         link.send(request)
-        self.routing.share(hello.model.name, sent, request, scopes, self.links)
+        self.routing.share_later(hello.model.name, sent, request, scopes)
         return stream
 
     def backlog(self, model: str) -> float:
@@ -225,7 +225,9 @@ class Fleet:
         return self.routing.backlog(model, self.healthy(model))
 
     def purge(self, model: str, scope: str, keys: tuple[bytes, ...]) -> None:
-        """Ask every replica of the model that can be reached to drop these blocks."""
+        """Ask every replica of the model that can be reached to drop these blocks. None is sent them again ahead of
+        requests."""
+        self.routing.forget_scope(owner_of(scope))
         for link in self.links:
             if link.up and link.hello is not None and link.hello.model.name == model:
                 link.send(Purge(scope, keys))
@@ -325,6 +327,8 @@ class Fleet:
             stream.hear(message)
         elif isinstance(message, Done) and message.id.startswith(WARMING):
             self.routing.warmed(link, message)
+            if message.sequence:  # a replica that knows no such requests has journaled it
+                link.send(Ack(message.id, message.sequence))
         elif isinstance(message, Done):
             self._stray(link, message)
 
@@ -335,7 +339,7 @@ class Fleet:
         if isinstance(message, Began):
             self.routing.begin(stream.sent, message)
         elif isinstance(message, Tokens):
-            self.routing.end_prefill(stream.sent)
+            self.routing.end_prefill(stream.sent, self.links)
         elif isinstance(message, Done):
             self.routing.end(stream.sent)
 

@@ -27,7 +27,8 @@ _MOST = 10_000
 
 
 class ForgottenScopes:
-    """Runs in each gateway worker. `pause`: between two looks, by default so many seconds."""
+    """Runs in each gateway worker. `pause`: between two looks, by default so many seconds. `on_changed` is called with
+    the name of each scope that is to be forgotten, or kept otherwise."""
 
     def __init__(
         self,
@@ -35,8 +36,10 @@ class ForgottenScopes:
         domains: CacheDomains,
         links: Sequence[ReplicaLink],
         pause: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(_EVERY_S),
+        on_changed: Callable[[str], None] = lambda scope: None,
     ) -> None:
         self._keys, self._domains, self._links, self._pause = keys, domains, links, pause
+        self._on_changed = on_changed
         self._since: int | None = None
         self._seen: set[ChangedKey] = set()
         """What the last look told, some of which the next will tell again."""
@@ -82,6 +85,8 @@ class ForgottenScopes:
                         self._limited[name] = scope
             except ScopeKeyUnreadable as error:
                 log.error("a project's KV stays on the device", cause=str(error))
+            finally:  # after the key is known here: a request that came meanwhile may have used the former one
+                self._on_changed(name)
         self._seen = set(changed)
         for known in (self._forgotten, self._limited):
             while len(known) > _MOST:

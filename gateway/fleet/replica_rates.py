@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 
@@ -13,6 +14,8 @@ from gateway.fleet.replica_link import ReplicaLink
 _EVERY_S = 5.0
 _SAMPLES = 13
 """A minute of them."""
+_MOST_GROWN = 1e18
+"""Any counter grows by less in a minute."""
 _GIGA, _TERA = 1e9, 1e12
 _HOUR_S = 3600.0
 _MILLION = 1e6
@@ -101,7 +104,8 @@ def rates_between(
 
     def grown(name: str) -> float:
         name = f"turnpike_engine_{name}_total"
-        return max(0.0, last.get(name, 0.0) - first.get(name, 0.0))
+        growth = last.get(name, 0.0) - first.get(name, 0.0)
+        return min(max(0.0, growth), _MOST_GROWN) if math.isfinite(growth) else 0.0
 
     at_work, steps = grown("step_seconds"), grown("steps")
     tokens = grown("computed_tokens") + grown("read_tokens") + grown("output_tokens")

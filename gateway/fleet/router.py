@@ -35,6 +35,8 @@ _NEAR_S = 0.0002
 """Replicas whose seconds differ by less than this are equal. With more a burst fills one replica after the other."""
 _COLD = 0.1
 """A prompt of which no replica holds this part begins a group."""
+_GONE_S = 3600.0
+"""What is known of a replica that was lost so long ago is dropped."""
 
 Why: TypeAlias = Literal["cached", "spilled", "least_work", "new_group", "only"]
 """`cached`: it holds the longest prefix. `spilled`: another one holds more, and takes longer. `least_work`: several
@@ -110,6 +112,8 @@ class Router:
         self._epochs: dict[str, int] = {}
         self._given: dict[str, int] = {}
         """replica -> the serial number of the last group that it was given."""
+        self._lost: dict[str, float] = {}
+        """replica -> when its link was lost; those lost longest ago first."""
         self._groups = 0
         self._busy, self._looked = 0.0, clock()
         """The share of replicas at which requests had to wait of late, and when that was looked at."""
@@ -122,6 +126,8 @@ class Router:
         if self._epochs.get(replica) != epoch:
             self.forget(replica)
             self._epochs[replica] = epoch
+        self._lost.pop(replica, None)
+        self._drop_gone()
         self._work_of(replica).hear(figures, self._clock())
         self._map_of(replica).room = room
 
@@ -137,6 +143,8 @@ class Router:
     def lose(self, replica: str) -> None:
         """The link to the replica is lost, and with it the requests. Its memory may be as it was."""
         self._work_of(replica).forget()
+        self._lost.pop(replica, None)
+        self._lost[replica] = self._clock()
 
     def forget(self, replica: str) -> None:
         """The replica is gone, and its memory with it."""
@@ -158,11 +166,13 @@ class Router:
 
     def end_prefill(self, replica: str, credit: Credit) -> None:
         """The request has its first token."""
-        self._work_of(replica).end_prefill(credit)
+        if (work := self._work.get(replica)) is not None:
+            work.end_prefill(credit)
 
     def end(self, replica: str, credit: Credit) -> None:
         """The request has ended, also where it was cancelled or refused."""
-        self._work_of(replica).end(credit)
+        if (work := self._work.get(replica)) is not None:
+            work.end(credit)
 
     # ------------------------------------------------------------ choosing
 
@@ -277,6 +287,14 @@ class Router:
             return Warming("", tokens, count)
         home = min((one for one in names if one not in holding), key=lambda one: rendezvous(repr(name).encode(), one))
         return Warming(home, tokens, count)
+
+    def _drop_gone(self) -> None:
+        last = self._clock() - _GONE_S
+        while self._lost and next(iter(self._lost.values())) < last:
+            replica = next(iter(self._lost))
+            del self._lost[replica]
+            self.forget(replica)
+            self._work.pop(replica, None)
 
     def _work_of(self, replica: str) -> ReplicaWork:
         work = self._work.get(replica)

@@ -55,6 +55,8 @@ _UNDONE: Mapping[str, Literal["lost", "stopped", "refused"]] = {
 }
 _SURFACES: Mapping[str, Dialect] = {dialect: dialect for dialect in get_args(Dialect)}
 _READ_STAGES = ("match", "prefill", "queue", "transfer")
+_WAIT_US = 50_000
+"""To so many microseconds the expected wait is told, since it is the work of others."""
 _COMPUTE_STAGES = ("prefill", "decode", "queue", "transfer")
 _OUTPUT_STAGES = ("decode", "reader", "funds", "transfer")
 
@@ -235,16 +237,21 @@ def _choice(attempt: Attempt) -> str:
     chosen = attempt.chosen
     if chosen is None:
         return ""
-    parts = [("wait", chosen.wait), ("compute", chosen.compute), ("fetch", chosen.fetch)]
+    wait = _roughly(chosen.wait)
+    parts = [("wait", wait), ("compute", chosen.compute), ("fetch", chosen.fetch)]
     seconds = " + ".join(f"{name} {_seconds(micros)}" for name, micros in parts if micros or name == "compute")
     other = ""
     if chosen.next_replica:
-        expected = _seconds(chosen.next_us)
-        other = f" The best of {chosen.others} others, {chosen.next_replica}, was expected to take {expected}."
+        expected = _seconds(max(_WAIT_US, _roughly(chosen.next_us)))
+        other = f" The best of {chosen.others} others, {chosen.next_replica}, was expected to take about {expected}."
     return (
         f" {attempt.replica}, since {_WHY.get(chosen.why, chosen.why)}: {chosen.held:,} of {chosen.tokens:,} tokens "
-        f"cached, first token in {_seconds(chosen.wait + chosen.compute + chosen.fetch)} ({seconds}).{other}"
+        f"cached, first token in {_seconds(wait + chosen.compute + chosen.fetch)} ({seconds}).{other}"
     )
+
+
+def _roughly(micros: int) -> int:
+    return round(micros / _WAIT_US) * _WAIT_US
 
 
 def _seconds(micros: int) -> str:

@@ -108,6 +108,34 @@ def test_weights_that_cannot_be_made_fail_their_requests_and_are_tried_again() -
     assert bench.slots.resident == ()
 
 
+def test_a_deleted_adapter_gives_its_slot_back_when_its_last_request_ends() -> None:
+    bench = Bench(2)
+    (first, _), (second, _) = bench.add("a"), bench.add("a")
+    bench.slots.forget("a")
+    bench.slots.leave(first)
+    assert bench.slots.resident == ("a",), "it is in use"
+    bench.slots.leave(second)
+    assert bench.slots.resident == ()
+    assert not any(one.ready for one in bench.slots.residency.report()), "nobody pays for it any more"
+    again, waits = bench.add("a")
+    assert not waits
+    bench.slots.leave(again)
+    assert bench.slots.resident == ("a",), "what is uploaded again stays"
+
+
+def test_an_adapter_that_is_deleted_while_its_weights_are_made_keeps_no_slot() -> None:
+    bench = Bench(2, at_once=False)
+    request, _ = bench.add("a")
+    bench.slots.forget("a")
+    bench.slots.leave(request)
+    bench.loads.pop()()
+    other, waits = bench.add("b")
+    assert waits
+    assert bench.slots.resident == ("b",)
+    bench.loads.pop()()
+    assert bench.slots.take_ready() == [other]
+
+
 def test_a_flow_gets_half_of_the_slots() -> None:
     bench = Bench(4)
     for digest in ("a", "b"):

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from sqlalchemy import literal
+from sqlalchemy.exc import IntegrityError
 
 from billing.calendar import period_of
 from billing.prices import PriceCatalog
 from billing.rating.rated_lines import rated_lines
-from file_store.adapter_residency import HOUR
+from file_store.adapter_residency import HOUR, AdapterResidency, ResidencyCount
+from file_store.adapters import AdapterStore
 from file_store.store import STRAY_S
+from gateway.adapters import residency_recorder
 from protocol.adapters import ResidentAdapter, adapter_name
 from storage.database.base import Count
+from storage.database.database import DatabaseUnavailable
 from tests import adapter_files
 from tests.gateway.admin.desk import Desks
 from tests.gateway.admin.test_batches import admin_key, base
@@ -129,6 +135,63 @@ async def test_hours_of_a_ready_adapter_are_billed_once_at_its_own_price_or_its_
     }
     used = {shown["name"]: shown["use"] for shown in await listed(stack)}
     assert used["one"]["ready_hours"] == 0.5
+
+
+async def test_counts_of_an_hour_that_ends_while_the_database_is_away_are_billed(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica tells the count of an hour that is over for a minute, and what none can be is cut or left out."""
+    one, two = (await upload(stack, "one")).json(), (await upload(stack, "two", seed=2)).json()
+    hour = await stack.database.now() // HOUR * HOUR
+    stack.replica.resident = (
+        resident(stack, one, hour, 1_800_000),
+        resident(stack, two, hour, 9_000_000),
+        resident(stack, two, -HOUR, 1000),
+        resident(stack, two, _SECOND << 60, 1000),
+    )
+    link, recorder = stack.gateway.services.fleet.links[0], stack.gateway.residency
+    assert recorder is not None
+    await stack.until(lambda: link.beat is not None and len(link.beat.adapters) == 4)
+    with monkeypatch.context() as away:
+        away.setattr(AdapterStore, "of_digests", database_is_away)
+        with pytest.raises(DatabaseUnavailable):
+            await recorder.pass_on()
+    stack.replica.resident = ()
+    await stack.until(lambda: link.beat is not None and not link.beat.adapters)
+    await recorder.pass_on()
+    rows = await stack.rows("SELECT model, milliseconds FROM adapter_residency ORDER BY model")
+    assert [tuple(row) for row in rows] == [("tiny:one", 1_800_000), ("tiny:two", 3_600_000)]
+
+
+async def test_no_error_ends_what_passes_counts_on(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = (await upload(stack)).json()
+    hour = await stack.database.now() // HOUR * HOUR
+    stack.replica.resident = (resident(stack, adapter, hour, 1_800_000),)
+    link, recorder = stack.gateway.services.fleet.links[0], stack.gateway.residency
+    assert recorder is not None
+    await stack.until(lambda: link.beat is not None and len(link.beat.adapters) == 1)
+    asked, report = list[int](), AdapterResidency.report
+
+    async def refuse_at_first(self: AdapterResidency, counts: Sequence[ResidencyCount]) -> None:
+        asked.append(len(counts))
+        if len(asked) < 3:
+            raise IntegrityError("INSERT", None, ValueError("a check"))
+        await report(self, counts)
+
+    monkeypatch.setattr(AdapterResidency, "report", refuse_at_first)
+    monkeypatch.setattr(residency_recorder, "EVERY_S", 0.01)
+    running = asyncio.create_task(recorder.run())
+    for _ in range(1000):
+        if rows := await stack.rows("SELECT milliseconds FROM adapter_residency"):
+            break
+        await asyncio.sleep(0.01)
+    assert not running.done()
+    running.cancel()
+    assert [tuple(row) for row in rows] == [(1_800_000,)]
+
+
+async def database_is_away(*_: Any) -> Any:
+    raise DatabaseUnavailable("away")
 
 
 async def test_an_upload_that_was_abandoned_leaves_nothing(stack: Stack) -> None:

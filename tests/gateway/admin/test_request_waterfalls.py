@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from sqlalchemy import text
 
 from gateway.admin.requests import lookup, waterfalls
-from gateway.admin.requests.waterfall_objects import CAUSES
+from gateway.admin.requests.waterfall_objects import CAUSES, waterfall_object
 from gateway.http.sse import EventStream
 from gateway.limits.redis_buckets import RedisBuckets
 from protocol.requests import Generate
@@ -28,7 +28,9 @@ from tests.awake import Awake
 from tests.gateway.admin.desk import Desks
 from tests.gateway.fake_replica import Script
 from tests.gateway.stack import Stack, running_stack
+from waterfall import marks as m
 from waterfall.bars import STAGES
+from waterfall.record import Attempt, Chosen, Record
 
 D = "/tenants/demo"
 DELAY_S = 0.2
@@ -54,6 +56,21 @@ async def shown(stack: Stack, desks: Desks, name: str) -> Any:
             return await desks.own("viewer").get(f"{D}/requests/{name}/waterfall")
         await asyncio.sleep(0.01)
     raise AssertionError("it was not written")
+
+
+def test_how_much_work_of_others_waits_is_told_roughly() -> None:
+    """By the microsecond it would say how many tokens others have asked for."""
+
+    def cause(wait: int, next_us: int) -> str:
+        chosen = Chosen("cached", 1, 90, 100, wait, compute=20_000, next_replica="b", next_us=next_us)
+        marks = (m.RECEIVED, 0, m.HOLD, 100, m.ROUTE, 120)
+        found = waterfall_object("req", Record(0, marks, (Attempt("a", chosen=chosen),), "ok"))
+        return next(bar.cause for bar in found.bars if bar.stage == "route")
+
+    told = cause(1_234_567, 2_345_678)
+    assert "first token in 1.27 s (wait 1.25 s + compute 20 ms). The best of 1 others, b, was expected" in told
+    assert told == cause(1_254_321, 2_361_234)
+    assert "first token in 20 ms (compute 20 ms)" in cause(20_000, 10)
 
 
 def check(found: Any) -> Counter[str]:

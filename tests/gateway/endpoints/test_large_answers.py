@@ -79,6 +79,20 @@ async def test_what_may_be_as_large_is_answered(long_stack: Stack) -> None:
     assert (await complete(stack, prompt=[300] * 4000, echo=True, max_tokens=1, logprobs=20)).status_code == 200
 
 
+async def test_a_prompt_that_is_scored_is_believed_to_read_nothing(long_stack: Stack) -> None:
+    """Its replica computes all of it: that is no sign that the replica forgets what others have there."""
+    stack = long_stack
+    stack.say("x")
+    await complete(stack, prompt=[300] * 3000, max_tokens=1)
+    route = sent(stack).route
+    assert route is not None
+    assert route.names
+    assert (await complete(stack, prompt=[300] * 3000, echo=True, max_tokens=1, logprobs=1)).status_code == 200
+    scored = sent(stack).route
+    assert scored is not None
+    assert (scored.names, scored.expected) == (b"", 3000)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_echoed_prompt_is_read_once_for_all_choices(
     *, stream: bool, long_stack: Stack, monkeypatch: pytest.MonkeyPatch

@@ -73,6 +73,23 @@ async def test_a_key_that_another_process_destroys(database: Database) -> None:
     assert here.forgot == away.forgot == [scope.scope], "each connection is told once, of the old scope alone"
 
 
+async def test_who_remembers_prompts_hears_of_each_changed_scope(database: Database) -> None:
+    keys, told = ScopeKeys(database, b"m" * 32), list[str]()
+    domains = CacheDomains(b"s" * 32, keys, retention=60.0)
+    relay = ForgottenScopes(keys, domains, (), on_changed=told.append)
+    await domains.prepare(TENANT, PROJECT)
+    scope = domains.project(TENANT, PROJECT).scope
+    await relay.look()
+    told.clear()
+    elsewhere = ScopeKeys(database, b"m" * 32)
+    await elsewhere.set_policy(TENANT, PROJECT, retention=0, limits=())
+    await relay.look()
+    assert told == [scope], "it is kept otherwise"
+    await elsewhere.destroy(TENANT, PROJECT, "asked by its owner")
+    await relay.look()
+    assert set(told[1:]) == {scope}
+
+
 async def test_a_gateway_that_starts_later_tells_too(database: Database) -> None:
     _, keys, domains = forgotten(database)
     await domains.prepare(TENANT, PROJECT)

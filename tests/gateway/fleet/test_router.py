@@ -74,6 +74,28 @@ def test_a_conversation_stays_where_it_began() -> None:
             run(made, next_turn)
 
 
+def test_a_replica_that_is_gone_for_an_hour_is_forgotten() -> None:
+    clock = Clock()
+    made = router(clock, REPLICAS[:2])
+    gone, stays = REPLICAS[:2]
+    slow = ReplicaFigures(token_s=1.0)
+    made.hear(gone.replica, 1, slow, ROOM)
+    choice = made.choose(prompt(1, 2), [gone])
+    made.lose(gone.replica)
+    for passed, known in ((3000.0, True), (700.0, False)):
+        clock.now += passed
+        made.hear(stays.replica, 1, FIGURES, ROOM)
+        assert made.holds(gone.replica, [1, 2]) is known
+    assert made.token_s == FIGURES.token_s, "its slowness counts no more"
+    made.end(gone.replica, choice.credit)
+    made.lose(stays.replica)
+    clock.now += 1000
+    made.hear(stays.replica, 1, FIGURES, ROOM)
+    clock.now += 3000
+    made.hear(gone.replica, 2, FIGURES, ROOM)
+    assert made.estimate(prompt(1, 2), stays.replica).seconds < 1
+
+
 def test_new_groups_go_to_the_replica_that_was_given_one_longest_ago() -> None:
     made = router()
     chosen = []
