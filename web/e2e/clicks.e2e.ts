@@ -25,7 +25,7 @@ async function atTheDoor(email: string, next?: string): Promise<{ page: Page; cl
 
 test('finance has an invoice exported and verified in 4 clicks', async () => {
   const { page, clicks } = await atTheDoor(FINANCE);
-  await clicks.on(page.getByRole('button', { name: 'Sign in' }));
+  await clicks.on(page.getByRole('button', { name: 'Sign in', exact: true }));
   await page.waitForURL(/\/invoices$/);
   await clicks.on(page.getByRole('link', { name: /^DEMO-\d/ }).first());
   const file = page.waitForEvent('download');
@@ -37,7 +37,7 @@ test('finance has an invoice exported and verified in 4 clicks', async () => {
 
 test('an admin has a new key in 3 clicks', async () => {
   const { page, clicks } = await atTheDoor(ADMIN);
-  await clicks.on(page.getByRole('button', { name: 'Sign in' }));
+  await clicks.on(page.getByRole('button', { name: 'Sign in', exact: true }));
   await settled(page);
   await clicks.on(page.getByRole('link', { name: 'Keys', exact: true }));
   await page.getByLabel('Name of a new key').fill('made by a test');
@@ -49,7 +49,7 @@ test('an admin has a new key in 3 clicks', async () => {
 
 test('why the last request missed is found in 3 clicks', async () => {
   const { page, clicks } = await atTheDoor(ADMIN);
-  await clicks.on(page.getByRole('button', { name: 'Sign in' }));
+  await clicks.on(page.getByRole('button', { name: 'Sign in', exact: true }));
   await settled(page);
   await clicks.on(page.getByRole('link', { name: 'Requests', exact: true }));
   await settled(page);
@@ -63,7 +63,7 @@ test('why the last request missed is found in 3 clicks', async () => {
 
 test('an operator approves a price in 3 clicks, with what it changes on screen', async () => {
   const { page, clicks } = await atTheDoor(OWNER);
-  await clicks.on(page.getByRole('button', { name: 'Sign in' }));
+  await clicks.on(page.getByRole('button', { name: 'Sign in', exact: true }));
   await settled(page);
   const waiting = page.getByRole('button', { name: /^Approve …: Prices of / });
   await waiting.first().waitFor({ timeout: 20_000 });
