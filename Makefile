@@ -190,9 +190,9 @@ golden: install-dev ## Write the golden month and all goldens anew: read what di
 lock: | $(BIN)/python ## Lock the newest versions that requirements/*.in allow
 	$(PIP) install --quiet uv
 	cd requirements && for name in base dev; do ../$(BIN)/uv pip compile --quiet --upgrade --universal \
-		--python-version 3.11 --generate-hashes --no-strip-extras --no-header --no-annotate $$name.in -o $$name.txt || exit; done
+		--python-version 3.11 --generate-hashes --no-header --no-annotate $$name.in -o $$name.txt || exit; done
 	cd requirements && for name in oracles triton chart; do ../$(BIN)/uv pip compile --quiet --upgrade --no-deps --universal \
-		--python-version 3.11 --generate-hashes --no-strip-extras --no-header --no-annotate $$name.in -o $$name.txt || exit; done
+		--python-version 3.11 --generate-hashes --no-header --no-annotate $$name.in -o $$name.txt || exit; done
 	$(BIN)/python -m tests.clients.environments --lock
 
 clean: ## Remove what the targets above made, except data
