@@ -11,6 +11,8 @@ from uuid import UUID
 import httpx2
 import pytest
 from msgspec import structs
+from scim2_client.engines.httpx2 import SyncSCIMClient
+from scim2_tester import Status, check_server
 
 from gateway.scim.expressions import ScimRefused, apply_patch
 from gateway.scim.schemas import GROUP
@@ -60,10 +62,6 @@ async def scim(stack: Stack, owner: Browser) -> Client:
 
 
 async def test_the_tester_of_the_protocol_finds_nothing(stack: Stack, scim: Client) -> None:
-    pytest.importorskip("scim2_tester", reason="pip cannot lock what it needs: see requirements/dev.in")
-    from scim2_client.engines.httpx2 import SyncSCIMClient
-    from scim2_tester import Status, check_server
-
     def check() -> list[Any]:
         headers = {"Authorization": f"Bearer {scim.token}"}
         with httpx2.Client(base_url=f"{stack.base}/scim/v2", headers=headers) as client:
